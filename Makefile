@@ -1,0 +1,56 @@
+# The workbook's commands. Each makes the environment in .venv on first use; paths may contain spaces.
+PYTHON ?= python3
+PY := .venv/bin/python
+READY := .venv/ready
+
+.PHONY: help run test lab sync lint bench lock clean
+
+help:
+	@echo "make run    run the workbook in batch on the planted data set and write the report"
+	@echo "make test   run every test, the notebooks included"
+	@echo "make lab    open JupyterLab on the notebooks"
+	@echo "make sync   pair notebooks/*.py with their .ipynb and execute those that changed"
+	@echo "make lint   check style and formatting"
+	@echo "make bench  measure the goals (minutes; writes outputs/bench/*.json)"
+	@echo "make lock   resolve the dependencies of pyproject.toml anew into requirements.lock"
+	@echo "make clean  remove the environment and caches (outputs/ stays)"
+
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "bachlib needs Python 3.11 or newer, $(PYTHON) is " + sys.version.split()[0] + "; say which one to use: make PYTHON=python3.12 ...")'
+	@$(PYTHON) -c 'import ensurepip, venv' || { echo "$(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(PY) -m pip install --quiet "$$(grep '^torch==' requirements.lock)"
+	$(PY) -m pip install --quiet -r requirements.lock
+	$(PY) -m pip install --quiet --no-deps --editable .
+	@touch $(READY)
+
+run: $(READY)
+	$(PY) -m bachlib.cli run params/quickstart.yaml
+
+test: $(READY)
+	$(PY) -m pytest -n 2 $(PYTEST_ARGS)
+
+lab: $(READY)
+	$(PY) -m jupyterlab notebooks
+
+sync: $(READY)
+	$(PY) -m bachlib.cli sync
+
+lint: $(READY)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+bench: $(READY)
+	$(PY) -m bachlib.cli bench
+
+lock:
+	rm -rf .lockenv && $(PYTHON) -m venv .lockenv
+	.lockenv/bin/python -m pip install --quiet "$$(grep -o 'torch==[0-9.]*' pyproject.toml)"
+	.lockenv/bin/python -m pip install --quiet ".[faiss-cpu,test]"
+	{ echo "# Every package, exactly. Made by 'make lock' from pyproject.toml; environment.yml repeats the direct ones."; \
+	  .lockenv/bin/python -m pip freeze --exclude bachlib | sed 's/ @ .*//; s/+cpu$$//'; } > requirements.lock
+	rm -rf .lockenv build
+
+clean:
+	rm -rf .venv .lockenv build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

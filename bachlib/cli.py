@@ -1,0 +1,210 @@
+"""The command `bach`."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bachlib import BachError, __version__
+from bachlib.data.sources import SOURCES
+from bachlib.params import PrepareParams
+from bachlib.records import output_dir, versions
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False, help=__doc__)
+DEFAULT = {name: field.default for name, field in PrepareParams.model_fields.items()}
+HELP = {name: field.description for name, field in PrepareParams.model_fields.items()}
+
+SourceName = StrEnum("SourceName", list(SOURCES))
+
+
+@app.command()
+def prepare(
+    source: Annotated[SourceName, typer.Option(help="what kind of log it is")],
+    path: Annotated[
+        Path | None, typer.Option(help="file, folder or zip; without it the log is looked for or fetched")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="folder to make [default: outputs/data/<source>]")] = None,
+    min_rating: Annotated[float, typer.Option(help=HELP["min_rating"])] = DEFAULT["min_rating"],
+    min_items: Annotated[int, typer.Option(help=HELP["min_items"])] = DEFAULT["min_items"],
+    max_items: Annotated[int, typer.Option(help=HELP["max_items"])] = DEFAULT["max_items"],
+    max_users: Annotated[int, typer.Option(help=HELP["max_users"])] = DEFAULT["max_users"],
+    seed: Annotated[int, typer.Option(help=HELP["seed"])] = DEFAULT["seed"],
+    ties: Annotated[str, typer.Option(help=HELP["ties"] + ": log or item")] = DEFAULT["ties"],
+    user: Annotated[str | None, typer.Option(help="your column with the user (csv, parquet)")] = None,
+    item: Annotated[str | None, typer.Option(help="your column with the item")] = None,
+    time: Annotated[str | None, typer.Option(help="your column with the time: a number or a date")] = None,
+    rating: Annotated[
+        str | None, typer.Option(help="your column with the rating; without one every event is liked")
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="your column with the item's title")] = None,
+    genre: Annotated[str | None, typer.Option(help="your column with the item's genres, separated by |")] = None,
+    time_format: Annotated[str | None, typer.Option(help=HELP["time_format"] + ", e.g. '%d/%m/%Y %H:%M'")] = None,
+    encoding: Annotated[str, typer.Option(help=HELP["encoding"])] = DEFAULT["encoding"],
+    on_bad_rows: Annotated[str, typer.Option(help=HELP["on_bad_rows"] + ": stop or skip")] = DEFAULT["on_bad_rows"],
+    memory: Annotated[str, typer.Option(help="what the engine may use before it moves to disk")] = "2GB",
+) -> None:
+    """Turn a raw log into a prepared data set (appendix A of the paper)."""
+    from bachlib.data import prepare as prepare_log
+    from bachlib.data.download import locate
+
+    named = {"user": user, "item": item, "time": time, "rating": rating, "title": title, "genre": genre}
+    columns = {role: column for role, column in named.items() if column} or None
+    if columns and source not in ("csv", "parquet"):
+        raise BachError(
+            f"--{' --'.join(columns)}: {source} has its own columns; name yours with --source csv or parquet"
+        )
+    dataset = prepare_log(
+        source, path or locate(source), out, memory=memory,
+        min_rating=min_rating, min_items=min_items, max_items=max_items, max_users=max_users, seed=seed, ties=ties,
+        columns=columns, time_format=time_format, encoding=encoding, on_bad_rows=on_bad_rows,
+    )  # fmt: skip
+    typer.echo(f"→ {dataset.folder}")
+
+
+@app.command()
+def run(params: Annotated[Path, typer.Argument(help="a parameter file, e.g. params/quickstart.yaml")]) -> None:
+    """Execute the notebooks of a parameter file in batch and write the report."""
+    from bachlib.sweep import run as run_notebooks
+
+    folder = run_notebooks(params)
+    typer.echo(f"done. The report is {folder / 'index.html'}")
+
+
+@app.command()
+def sync(force: Annotated[bool, typer.Option(help="execute all notebooks, changed or not")] = False) -> None:
+    """Bring each notebook in line with its .py and execute those that changed."""
+    from bachlib.sweep import sync as sync_notebooks
+
+    executed = sync_notebooks(force)
+    typer.echo(f"executed {', '.join(executed)}" if executed else "all notebooks are in line and executed")
+
+
+class Bench(StrEnum):
+    prepare = "prepare"
+
+
+@app.command()
+def bench(
+    what: Annotated[Bench, typer.Argument(help="what to measure")] = Bench.prepare,
+    shape: Annotated[str | None, typer.Option(help="only this log: movielens-20m or taobao")] = None,
+    rows: Annotated[int | None, typer.Option(help="rows of the generated log [default: 20 and 100 million]")] = None,
+) -> None:
+    """Measure the goals as ratios in one process; the results are kept as JSON."""
+    from bachlib.bench import GOALS, bench_prepare, save
+
+    if shape is not None and shape not in GOALS:
+        raise BachError(f"--shape {shape}: there are {', '.join(GOALS)}")
+    results = []
+    for name in [shape] if shape else GOALS:
+        result = bench_prepare(name, rows)
+        results.append(result)
+        goal, memory = result["goals"]["ratio"], result["goals"]["peak_gb"]
+        typer.echo(
+            f"{name}: {result['rows']:,} rows; "
+            f"prepare {result['prepare_s']:.1f} CPU s = {result['ratio']:.2f} × a bare scan"
+            f"{f' (goal ≤ {goal:g})' if goal else ''}; peak {result['peak_gb']:.2f} GB (goal ≤ {memory:g})"
+            f" {'✓' if result['met'] else '✗ GOAL MISSED'}"
+        )
+    typer.echo(f"→ {save(what, results)}")
+
+
+@app.command()
+def doctor() -> None:
+    """Versions, threads, devices, and which optional parts are there."""
+    import torch
+
+    typer.echo(f"bachlib {__version__}, {platform.platform()}, {platform.python_implementation()}")
+    typer.echo("\nversions")
+    for name, version in versions().items():
+        typer.echo(f"  {name:<14} {version}")
+    typer.echo(f"\nthreads        torch {torch.get_num_threads()}, cores {os.cpu_count()}")
+    free = shutil.disk_usage(next(p for p in [output_dir(), *output_dir().parents] if p.exists())).free
+    typer.echo(f"outputs        {output_dir()} ({free / 1e9:.0f} GB free)")
+    typer.echo("\nparts")
+    parts = [
+        _cuda(),
+        _faiss(),
+        _module("umap", "maps of items and heads", "pip install umap-learn"),
+        _data(),
+        _chrome(),
+    ]
+    for mark, name, said in parts:
+        typer.echo(f"  {mark} {name:<12} {said}")
+
+
+def _cuda() -> tuple[str, str, str]:
+    import torch
+
+    if torch.cuda.is_available():
+        names = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+        return "✓", "CUDA", names
+    return (
+        "–",
+        "CUDA",
+        "no GPU seen by torch; everything runs on the CPU. With a GPU: install torch's CUDA build and a driver",
+    )
+
+
+def _faiss() -> tuple[str, str, str]:
+    found = {name: version for name, version in versions().items() if name.startswith("faiss")}
+    if not found or importlib.util.find_spec("faiss") is None:
+        return (
+            "–",
+            "faiss",
+            "missing: approximate serving needs it; pip install faiss-cpu, or faiss-gpu-cu12 on a GPU host",
+        )
+    if len(found) > 1:
+        return (
+            "✗",
+            "faiss",
+            f"{' and '.join(found)} are both installed and overwrite each other: uninstall both, install one",
+        )
+    return "✓", "faiss", " ".join(next(iter(found.items())))
+
+
+def _module(name: str, use: str, how: str) -> tuple[str, str, str]:
+    there = importlib.util.find_spec(name) is not None
+    return ("✓", name, use) if there else ("–", name, f"missing: {use} need it; {how}")
+
+
+def _data() -> tuple[str, str, str]:
+    folder = os.environ.get("BACH_DATA_DIR")
+    if not folder:
+        return (
+            "–",
+            "real data",
+            "BACH_DATA_DIR is not set: tests on real logs are skipped; point it at the folder that holds them",
+        )
+    if not Path(folder).is_dir():
+        return "✗", "real data", f"BACH_DATA_DIR is {folder}, which is not a folder"
+    return "✓", "real data", f"{folder}: {', '.join(sorted(p.name for p in Path(folder).iterdir())[:6])}"
+
+
+def _chrome() -> tuple[str, str, str]:
+    found = next((path for name in ("chromium", "google-chrome", "chrome") if (path := shutil.which(name))), None)
+    return (
+        ("✓", "Chrome", found)
+        if found
+        else ("–", "Chrome", "none found: pictures stay interactive, PNG copies cannot be made")
+    )
+
+
+def main() -> None:
+    """Errors a user can mend are a message, not a traceback."""
+    try:
+        app()
+    except BachError as error:
+        typer.secho(f"bach: {error}", fg="red", err=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,226 @@
+"""A prepared data set: sequences that load memory-mapped, their chronological split, and the training windows.
+
+Appendix A: a sequence of L items is a training prefix and the last 20 items, 10 for validation and 10 for test.
+Training draws stride-1 windows from the prefix in which 50 items predict one of the next 10, so a user with L ≥ 80
+items has L − 79 windows. Windows are index arithmetic on the flat array of all sequences and are never stored.
+
+Where `min_items` was lowered, a user too short for a full window gives one, padded on the left with −1.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Int
+from scipy import sparse
+
+from bachlib import BachError
+from bachlib.params import N_HIST, N_NEXT, N_TEST, N_VALID
+
+FORMAT = 1  # of the prepared folder; a data set of another format is prepared anew
+FILES = {"sequences": "sequences.npy", "offsets": "offsets.npy", "users": "users.parquet", "items": "items.parquet"}
+PAD = -1
+
+Split = Literal["valid", "test"]
+
+
+def windows_per_user(
+    lengths: Int[np.ndarray, " n"], n_hist: int = N_HIST, n_next: int = N_NEXT
+) -> Int[np.ndarray, " n"]:
+    """L − 79 for the paper's 50 + 10; one padded window for a sequence too short for that."""
+    prefix = np.asarray(lengths) - N_VALID - N_TEST
+    return np.where(prefix > n_next, np.maximum(prefix - n_hist - n_next + 1, 1), 0)
+
+
+class Dataset:
+    """What `prepare` made. `sequence(u)` are the item ids of user u in the order of time."""
+
+    def __init__(self, folder: Path, meta: dict[str, Any], sequences: np.ndarray, offsets: np.ndarray):
+        self.folder, self.meta, self.sequences, self.offsets = folder, meta, sequences, offsets
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Dataset:
+        folder = Path(folder)
+        if not (folder / "meta.json").exists():
+            raise BachError(f"{folder} is not a prepared data set (it has no meta.json); make one with bach prepare")
+        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        if meta.get("format") != FORMAT:
+            raise BachError(f"{folder} has format {meta.get('format')}, this version reads {FORMAT}; prepare it anew")
+        return cls(folder, meta, *(np.load(folder / FILES[name], mmap_mode="r") for name in ("sequences", "offsets")))
+
+    @property
+    def n_users(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def n_items(self) -> int:
+        return self.meta["counts"]["items"]
+
+    @property
+    def n_windows(self) -> int:
+        return self.meta["counts"]["windows"]
+
+    @cached_property
+    def lengths(self) -> Int[np.ndarray, " n_users"]:
+        return np.diff(self.offsets)
+
+    @cached_property
+    def users(self) -> pd.DataFrame:
+        """user (= row), raw_id, n_items."""
+        return pd.read_parquet(self.folder / FILES["users"])
+
+    @cached_property
+    def items(self) -> pd.DataFrame:
+        """item (= row), raw_id, n_users who like it, title, genres (a list)."""
+        return pd.read_parquet(self.folder / FILES["items"])
+
+    @cached_property
+    def truth(self) -> Truth:
+        """What was planted, in the ids of this data set; only the planted world has one."""
+        if not (self.folder / "truth.npz").exists():
+            raise BachError(
+                f"{self.folder.name} comes from real data: nobody knows its truth; only source 'planted' has one"
+            )
+        with np.load(self.folder / "truth.npz") as arrays:
+            return Truth(**dict(arrays))
+
+    def sequence(self, u: int) -> Int[np.ndarray, " L"]:
+        if not 0 <= u < self.n_users:
+            raise BachError(f"there is no user {u}: users are 0 … {self.n_users - 1}")
+        return self.sequences[self.offsets[u] : self.offsets[u + 1]]
+
+    def split(self, u: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(training prefix, 10 validation items, 10 test items) of one user."""
+        return tuple(np.split(self.sequence(u), [-N_VALID - N_TEST, -N_TEST]))
+
+    def history(self, users: Int[np.ndarray, " B"], split: Split, n_hist: int = N_HIST) -> Int[np.ndarray, "B n_hist"]:
+        """The last items before the validation or the test items, padded on the left with −1."""
+        users = np.asarray(users)
+        return self._before(users, self.lengths[users] - self._held_out(split), n_hist)
+
+    def targets(self, users: Int[np.ndarray, " B"], split: Split) -> Int[np.ndarray, "B 10"]:
+        """The validation or the test items."""
+        at = self.offsets[np.asarray(users) + 1] - self._held_out(split)
+        return self.sequences[at[:, None] + np.arange(N_VALID if split == "valid" else N_TEST)].astype(np.int64)
+
+    def matrix(self, on: Literal["train", "all"] = "train") -> sparse.csr_matrix:
+        """The binary user–item matrix of the training prefixes, or of all liked interactions (n_users, n_items)."""
+        if on not in ("train", "all"):
+            raise BachError(f"on={on!r}: should be 'train' (training prefixes) or 'all' (the paper's literal text)")
+        kept = self.lengths - (N_VALID + N_TEST if on == "train" else 0)
+        place = np.arange(len(self.sequences)) - np.repeat(self.offsets[:-1], self.lengths)
+        inside = place < np.repeat(kept, self.lengths)
+        columns = np.asarray(self.sequences)[inside]
+        ends = np.concatenate([[0], np.cumsum(kept)])
+        shape = (self.n_users, self.n_items)
+        return sparse.csr_matrix((np.ones(len(columns), np.float32), columns, ends), shape=shape)
+
+    def _before(self, users: np.ndarray, end: np.ndarray, n_hist: int) -> np.ndarray:
+        """The n_hist items before place `end` of each user's sequence, −1 where there is none."""
+        place = end[:, None] + np.arange(-n_hist, 0)
+        flat = self.offsets[users][:, None] + place
+        if place.min(initial=0) >= 0:
+            return self.sequences[flat].astype(np.int64)
+        return np.where(place >= 0, self.sequences[np.maximum(flat, 0)], PAD).astype(np.int64)
+
+    @staticmethod
+    def _held_out(split: Split) -> int:
+        held_out = {"valid": N_VALID + N_TEST, "test": N_TEST}
+        if split not in held_out:
+            raise BachError(f"split={split!r}: should be 'valid' or 'test'")
+        return held_out[split]
+
+    def __repr__(self) -> str:
+        return (
+            f"Dataset({self.folder.name}: {self.n_users:,} users, {self.n_items:,} items, {self.n_windows:,} windows)"
+        )
+
+
+class Truth(NamedTuple):
+    """What the planted world knows, in the ids of the data set (m interests in D dimensions)."""
+
+    directions: np.ndarray  # (m, D) interest directions, unit
+    genres: np.ndarray  # (m,) their names
+    items: np.ndarray  # (n_items, D) item vectors, unit
+    item_interest: np.ndarray  # (n_items,) the interest an item belongs to, and so of every liked event with it
+    popularity: np.ndarray  # (n_items,) Zipf weight of an item inside its interest
+    pi: np.ndarray  # (n_users, m) π_u
+    tastes: np.ndarray  # (n_users, m, D) the user's own direction inside each interest, unit
+
+
+class Batch(NamedTuple):
+    user: np.ndarray  # (B,)
+    history: np.ndarray  # (B, n_hist) item ids, −1 pads on the left
+    positive: np.ndarray  # (B,) one of the next ten
+
+
+class Windows:
+    """The training windows as a sampler: shuffled anew each epoch, one target of the next ten drawn anew each epoch.
+
+    Everything an epoch draws comes from (seed, epoch), so the position is two numbers: `state_dict()` taken at any
+    batch and loaded into a new sampler goes on with the very next batch.
+    """
+
+    def __init__(
+        self, dataset: Dataset, batch_size: int = 512, seed: int = 0, n_hist: int = N_HIST, n_next: int = N_NEXT
+    ):
+        self.dataset, self.batch_size, self.seed, self.n_hist, self.n_next = dataset, batch_size, seed, n_hist, n_next
+        self.counts = windows_per_user(dataset.lengths, n_hist, n_next)
+        self.ends = np.cumsum(self.counts)
+        self.epoch = self.step = 0
+        if not len(self):
+            raise BachError(f"{dataset!r} has no sequence long enough for a window of {n_hist} + {n_next} items")
+
+    def __len__(self) -> int:
+        """How many windows there are."""
+        return int(self.ends[-1])
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Full batches only: in-batch negatives want batches of one size. What is left out changes every epoch."""
+        return max(1, len(self) // self.batch_size)
+
+    def window(self, index: Int[np.ndarray, " B"]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(user (B,), history (B, n_hist), next items (B, n_next)) of the windows with these numbers."""
+        user = np.searchsorted(self.ends, index, side="right")
+        first = index - self.ends[user] + self.counts[user]  # place of the window among the user's own
+        prefix = self.dataset.lengths[user] - N_VALID - N_TEST
+        end = first + np.minimum(self.n_hist, prefix - self.n_next)  # where the history ends and the next items begin
+        following = (self.dataset.offsets[user] + end)[:, None] + np.arange(self.n_next)
+        return user, self.dataset._before(user, end, self.n_hist), self.dataset.sequences[following].astype(np.int64)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The rest of the current epoch; when it is through, the sampler stands at the start of the next."""
+        rng = np.random.default_rng([self.seed, self.epoch])
+        order = rng.permutation(len(self)).astype(np.int64 if len(self) > 2**31 else np.int32)
+        target = rng.integers(self.n_next, size=len(self), dtype=np.uint8)
+        while self.step < self.steps_per_epoch:
+            index = order[self.step * self.batch_size : (self.step + 1) * self.batch_size].astype(np.int64)
+            self.step += 1
+            user, history, following = self.window(index)
+            yield Batch(user, history, following[np.arange(len(index)), target[index]])
+        self.epoch, self.step = self.epoch + 1, 0
+
+    def state_dict(self) -> dict[str, int | str]:
+        return {"epoch": self.epoch, "step": self.step, **self._setting()}
+
+    def load_state_dict(self, state: dict[str, int | str]) -> None:
+        different = {k: (v, state.get(k)) for k, v in self._setting().items() if state.get(k) != v}
+        if different:
+            raise BachError(
+                "this position belongs to another sampler: "
+                + "; ".join(
+                    f"{name} is {ours!r} here and {theirs!r} there" for name, (ours, theirs) in different.items()
+                )
+            )
+        self.epoch, self.step = int(state["epoch"]), int(state["step"])
+
+    def _setting(self) -> dict[str, int | str]:
+        setting = {name: getattr(self, name) for name in ("batch_size", "seed", "n_hist", "n_next")}
+        return setting | {"data": self.dataset.meta["content_hash"]}

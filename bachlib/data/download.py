@@ -1,0 +1,100 @@
+"""Fetch a data set where its licence lets a program do so: progress bar, resume, checksum.
+
+A download grows as `<file>.part`; only a complete file whose checksum is right gets its name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from tqdm.auto import tqdm
+
+from bachlib import BachError
+from bachlib.data.sources import Source, find_source
+from bachlib.records import output_dir
+
+CHUNK = 1 << 20
+TIMEOUT = 30
+
+
+def locate(source_name: str) -> Path | None:
+    """The log of a data set without being told where: `BACH_DATA_DIR`, then `outputs/logs`, then the download.
+
+    Returns None for the planted world, which needs no file; raises with directions where a person has to fetch it.
+    """
+    source = find_source(source_name)
+    if source_name == "planted":
+        return None
+    if source.archive is None:
+        raise BachError(f"source {source_name!r} is a log of your own: say where it is with --path")
+    places = [Path(os.environ["BACH_DATA_DIR"])] if os.environ.get("BACH_DATA_DIR") else []
+    for place in [*places, output_dir("logs")]:
+        for name in (source.archive, source.log, source.log + ".gz"):
+            if place.is_dir() and (found := sorted(place.glob(name))):
+                return place if "*" in name and len(found) > 1 else found[0]
+    if source.url is None:
+        raise BachError(directions(source))
+    print(f"{source.archive} comes from {source.where}. {source.note}")
+    return fetch(source.url, output_dir("logs", source.archive), source.md5)
+
+
+def directions(source: Source) -> str:
+    """Where a person gets the data set and what to do with it."""
+    return (
+        f"{source.name} has to be downloaded by hand from {source.where}; the file is called {source.archive}. "
+        f"{source.note}\nThen: bach prepare --source {source.name} --path {source.archive}   (it is read as it is, no need to unpack)"
+    )
+
+
+def fetch(url: str, target: Path, md5: str | None = None) -> Path:
+    """Download `url` to `target`, going on where an earlier try stopped; md5=None asks the server for `<url>.md5`."""
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(target.name + ".part")
+    try:
+        if md5 is None:
+            with urllib.request.urlopen(url + ".md5", timeout=TIMEOUT) as answer:
+                md5 = re.search(r"\b[0-9a-f]{32}\b", answer.read().decode()).group()
+        _download(url, part)
+    except (OSError, urllib.error.URLError) as error:
+        kept = f"{part.stat().st_size:,} bytes are kept and the next call goes on from there. " if part.exists() else ""
+        raise BachError(
+            f"downloading {url} stopped: {getattr(error, 'reason', error)}. {kept}"
+            f"Or download it with a browser and put it at {target}"
+        ) from error
+    with part.open("rb") as stream:
+        found = hashlib.file_digest(stream, "md5").hexdigest()
+    if found != md5:
+        part.unlink()
+        raise BachError(f"{url} arrived with MD5 {found} instead of {md5}; what arrived was removed, try again")
+    os.replace(part, target)
+    return target
+
+
+def _download(url: str, part: Path) -> None:
+    have = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+    try:
+        answer = urllib.request.urlopen(request, timeout=TIMEOUT)
+    except urllib.error.HTTPError as error:
+        if error.code == 416 and have:  # nothing left to send: the part is the whole file, or its checksum will tell
+            return
+        raise
+    with answer:
+        resumed = answer.status == 206
+        have = have if resumed else 0
+        length = answer.headers.get("Content-Length")
+        total = have + int(length) if length else None
+        bar = tqdm(total=total, initial=have, unit="B", unit_scale=True, unit_divisor=1024, desc=part.stem)
+        with bar, part.open("ab" if resumed else "wb") as stream:
+            while chunk := answer.read(CHUNK):
+                stream.write(chunk)
+                bar.update(len(chunk))
+    if total is not None and part.stat().st_size < total:
+        raise OSError(f"the connection closed after {part.stat().st_size:,} of {total:,} bytes")

@@ -1,0 +1,140 @@
+"""From what the user has (a file, a gzip, a zip, a folder of any of these) to plain UTF-8 files on disk.
+
+Compressed or differently encoded files are unpacked into the work folder, because a gzip that stops half-way or a
+zip whose checksum is wrong must be an error here and not a shorter log.
+"""
+
+from __future__ import annotations
+
+import codecs
+import fnmatch
+import gzip
+import hashlib
+import re
+import shutil
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from bachlib import BachError
+
+CHUNK = 1 << 22
+
+
+@dataclass(frozen=True)
+class RawFile:
+    """One raw file, perhaps a member of a zip. `label` is what messages call it."""
+
+    path: Path
+    member: str | None = None
+
+    @property
+    def label(self) -> str:
+        return f"{self.path.name}:{self.member}" if self.member else self.path.name
+
+    @contextmanager
+    def open(self) -> Iterator[IO[bytes]]:
+        """The decompressed bytes; a damaged archive is an error that names it."""
+        try:
+            if self.member:
+                with zipfile.ZipFile(self.path) as archive, archive.open(self.member) as stream:
+                    yield stream
+            elif is_gzip(self.path):
+                with gzip.open(self.path) as stream:
+                    yield stream
+            else:
+                with self.path.open("rb") as stream:
+                    yield stream
+        except (EOFError, zlib.error, zipfile.BadZipFile, gzip.BadGzipFile) as error:
+            raise BachError(f"{self.label} is damaged or was cut off ({error}); download it again") from None
+
+    @property
+    def plain(self) -> bool:
+        return not self.member and not is_gzip(self.path)
+
+
+def is_gzip(path: Path) -> bool:
+    with path.open("rb") as stream:
+        return stream.read(2) == b"\x1f\x8b"
+
+
+def find_raw(path: Path, pattern: str, required: bool = True) -> list[RawFile]:
+    """All raw files called `pattern` in a file, folder or zip, in natural order (`_2` before `_10`)."""
+    if not path.exists():
+        raise BachError(f"{path} does not exist")
+    found: list[RawFile] = []
+    if path.is_dir():
+        names = [p for p in path.rglob("*") if p.is_file() and _called(p.name, pattern)]
+        found = [RawFile(p) for p in names]
+        if not found:  # a folder that holds the authors' zip
+            for archive in sorted(path.glob("*.zip")):
+                found += find_raw(archive, pattern, required=False)
+        listing = sorted(p.name for p in path.iterdir())
+    elif zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            listing = archive.namelist()
+        found = [RawFile(path, n) for n in listing if _called(n.rsplit("/", 1)[-1], pattern) and "__MACOSX" not in n]
+    elif path.suffix == ".zip":
+        raise BachError(f"{path} is not a readable zip: damaged or cut off; download it again")
+    else:
+        return [RawFile(path)]
+    if required and not found:
+        kind = "folder" if path.is_dir() else "zip"
+        shown = ", ".join(listing[:10]) or "nothing"
+        raise BachError(f"the {kind} {path} holds no {pattern}; it holds {shown}{' …' if len(listing) > 10 else ''}")
+    if len(found) > 1 and "*" not in pattern:
+        several = ", ".join(str(raw.path.relative_to(path)) if not raw.member else raw.label for raw in found)
+        raise BachError(f"{path} holds more than one {pattern}: {several}; pass the one you mean")
+    return sorted(found, key=lambda raw: _natural(raw.label))
+
+
+def _called(name: str, pattern: str) -> bool:
+    return fnmatch.fnmatch(name, pattern) or fnmatch.fnmatch(name, pattern + ".gz")
+
+
+def _natural(name: str) -> list[str | int]:
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+
+
+def beside(raw: RawFile, pattern: str) -> RawFile | None:
+    """The file called `pattern` next to `raw`: in the same zip, else in the same folder."""
+    if raw.member:
+        found = find_raw(raw.path, pattern, required=False)
+    else:
+        found = [RawFile(p) for p in sorted(raw.path.parent.iterdir()) if p.is_file() and _called(p.name, pattern)]
+    return found[0] if found else None
+
+
+def as_plain(raw: RawFile, work: Path, encoding: str = "utf-8") -> Path:
+    """A plain UTF-8 file with the content of `raw`: itself where it is one, else a copy in the work folder."""
+    try:
+        decoder = codecs.getincrementaldecoder(encoding)()
+    except LookupError:
+        raise BachError(f"encoding={encoding!r} is not an encoding Python knows; 'latin-1' and 'cp1252' are") from None
+    utf8 = codecs.lookup(encoding).name == "utf-8"
+    if raw.plain and utf8:
+        return raw.path
+    work.mkdir(parents=True, exist_ok=True)
+    copy = work / (raw.label.replace("/", "_").replace(":", "_") + ".plain")
+    with raw.open() as source, copy.open("wb") as target:
+        if utf8:
+            shutil.copyfileobj(source, target, CHUNK)
+            return copy
+        try:
+            while chunk := source.read(CHUNK):
+                target.write(decoder.decode(chunk).encode())
+            target.write(decoder.decode(b"", final=True).encode())
+        except UnicodeDecodeError as error:
+            raise BachError(f"{raw.label} is not {encoding}: {error.reason}; pass another encoding=") from None
+    return copy
+
+
+def fingerprint(raw: RawFile) -> dict[str, str | int]:
+    """Name, size and SHA-256 of the file the user gave (of the zip, where it is one)."""
+    with raw.path.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    return {"name": raw.path.name, "bytes": raw.path.stat().st_size, "sha256": digest}

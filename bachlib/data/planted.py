@@ -1,0 +1,220 @@
+"""A synthetic world with known interests: the embedded data set, written as a raw log like any other.
+
+Interests are directions on the sphere. Items lie around their interest with a power-spherical density (the kernel of
+eq. 12) and have Zipf popularity. A user has proportions π_u ~ Dirichlet over the interests and an own taste, a point
+inside each interest. Sessions stay on an interest for a while; inside it the user picks items near the own taste,
+none twice. Some events are dislikes at random items and some meet an earlier item again, so that every step of the
+pipeline has something to do.
+
+The truth lies beside the log in `truth.npz`, so that a model can be asked how well it recovers it.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from bachlib.params import WorldParams, validated
+from bachlib.records import canonical_json, output_dir, short_hash, whole_folder
+
+START = 1_704_067_200  # 2024-01-01 UTC
+MINUTE, DAY = 60, 86_400
+
+# a genre per interest, and what its titles are about
+GENRES = {
+    "Heist": "Vault Getaway Safe Alibi Diamond Forger Blueprint Crew Lookout Ransom Tunnel Decoy",
+    "Space Opera": "Nebula Starship Comet Orbit Admiral Moon Wormhole Colony Signal Drone Supernova Airlock",
+    "Baking": "Croissant Sourdough Oven Meringue Rye Pastry Tart Bagel Yeast Macaron Brioche Crumb",
+    "Noir": "Shadow Detective Alley Cigarette Dame Raincoat Informer Bourbon Streetlamp Motive Blackmail Saxophone",
+    "Romance": "Letter Kiss Wedding Summer Heart Promise Balcony Waltz Rose Proposal Ferry Reunion",
+    "Western": "Canyon Sheriff Saddle Saloon Rifle Mustang Prairie Bandit Spur Stagecoach Ranch Showdown",
+    "Nature": "Glacier Falcon Reef Savanna Wolf Forest Whale Monsoon Tundra Orchid River Migration",
+    "Horror": "Cellar Doll Asylum Curse Mirror Grave Scream Attic Fog Ritual Scarecrow Whisper",
+    "Sports": "Striker Final Marathon Coach Penalty Arena Underdog Sprint Trophy Racket Summit Relay",
+    "History": "Emperor Siege Crown Treaty Legion Plague Castle Revolution Pharaoh Voyage Scribe Cathedral",
+    "Jazz": "Trumpet Quartet Solo Midnight Swing Ballad Vinyl Blues Drummer Club Encore Rhythm",
+    "Robots": "Android Circuit Cyborg Algorithm Assembly Servant Uprising Laboratory Chip Prototype Gear Memory",
+    "Courtroom": "Verdict Witness Jury Appeal Judge Oath Evidence Attorney Confession Trial Perjury Objection",
+    "Fairy Tale": "Dragon Princess Spell Goblin Mirror Unicorn Tower Giant Wand Mermaid Fox Lantern",
+    "Ocean": "Harbour Submarine Pearl Storm Anchor Lighthouse Shark Island Tide Captain Wreck Trench",
+    "Comedy": "Neighbour Vacation Twin Mix-up Roommate Parrot Birthday Impostor Diet Babysitter Prank Traffic",
+}
+ADJECTIVES = """
+    Silent Golden Last Broken Crimson Hidden Lonely Electric Frozen Secret Burning Crooked Distant Gentle Hollow Lucky
+    Restless Velvet Wild Borrowed Perfect Strange Second Paper Northern Reluctant Infinite Stolen Forgotten Sunday
+""".split()
+
+
+def write_world(folder: str | Path | None = None, **params: Any) -> Path:
+    """Write the raw log, the item table and the truth of a planted world; returns the folder.
+
+    Without a folder it goes to `outputs/logs/planted-<hash>`; a world that is there already is not made again.
+    """
+    chosen = validated(WorldParams, params, "planted world")
+    folder = Path(folder) if folder is not None else output_dir("logs", f"planted-{short_hash(chosen.model_dump())}")
+    described = canonical_json(chosen.model_dump())
+    if (folder / "world.json").exists() and (folder / "world.json").read_text() == described:
+        return folder
+    rng = np.random.default_rng(chosen.seed)
+    world = _plant(chosen, rng)
+    log = _live(chosen, world, rng)
+    with whole_folder(folder) as new:
+        events = log.drop(columns="interest")
+        events.to_csv(new / "log.csv", index=False, lineterminator="\n")
+        _write_items(new / "items.csv", world)
+        np.savez(new / "truth.npz", event_interest=log["interest"].to_numpy(np.int16), **world)
+        (new / "world.json").write_text(described)
+    return folder
+
+
+def _plant(params: WorldParams, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Directions, items and users: everything that is fixed before anybody watches anything."""
+    m, d = params.n_interests, params.d
+    directions = unit(rng.normal(size=(m, d)))
+    item_interest = rng.permutation(np.arange(params.n_items) % m)
+    items = power_spherical(directions[item_interest], params.width, rng)
+    popularity = np.empty(params.n_items)
+    for r in range(m):
+        members = np.flatnonzero(item_interest == r)
+        popularity[members] = (1.0 + rng.permutation(len(members))) ** -params.zipf
+    pi = rng.dirichlet(np.full(m, params.interests_per_user / m), size=params.n_users)
+    tastes = power_spherical(np.broadcast_to(directions, (params.n_users, m, d)), params.width, rng)
+    names = np.array([list(GENRES)[r] if r < len(GENRES) else f"Genre {r + 1}" for r in range(m)])
+    return {
+        "directions": directions.astype(np.float32),
+        "genres": names,
+        "items": items.astype(np.float32),
+        "item_interest": item_interest.astype(np.int16),
+        "popularity": popularity.astype(np.float32),
+        "pi": pi.astype(np.float32),
+        "tastes": tastes.astype(np.float32),
+    }
+
+
+def _live(params: WorldParams, world: dict[str, np.ndarray], rng: np.random.Generator) -> pd.DataFrame:
+    """The raw log, user after user in the order of time: user, item, rating, time, interest (−1: a dislike)."""
+    members = [np.flatnonzero(world["item_interest"] == r) for r in range(params.n_interests)]
+    spread = 0.5
+    n_liked = rng.lognormal(np.log(params.mean_events) - spread**2 / 2, spread, params.n_users).astype(int) + 1
+    frames = []
+    for u in range(params.n_users):
+        interest = sessions(world["pi"][u], params.stickiness, n_liked[u], rng)
+        item = np.full(len(interest), -1)
+        for r in np.unique(interest):
+            visits = np.flatnonzero(interest == r)
+            taste = members[r][_favourites(params, world, u, r, members[r], rng)]
+            item[visits[: len(taste)]] = taste[: len(visits)]
+        kept = item >= 0  # an interest can run out of items
+        interest, item = interest[kept], item[kept]
+        begins = np.concatenate([[True], interest[1:] != interest[:-1]])
+        gap = np.where(begins, rng.exponential(2 * DAY, len(item)), rng.exponential(1.5 * MINUTE, len(item)))
+        time = START + rng.uniform(0, 60 * DAY) + np.cumsum(gap)
+        rating = rng.choice([4.0, 4.5, 5.0], len(item))
+
+        n_disliked = rng.binomial(len(item), params.disliked / (1 - params.disliked))
+        again = np.sort(rng.choice(len(item), rng.binomial(len(item), params.repeated), replace=False))
+        frames.append(
+            {
+                "user": np.full(len(item) + n_disliked + len(again), u),
+                "item": np.concatenate([item, rng.integers(params.n_items, size=n_disliked), item[again]]),
+                "rating": np.concatenate([rating, rng.choice([1.0, 2.0, 3.0, 3.5], n_disliked), rating[again]]),
+                "time": np.concatenate(
+                    [time, rng.uniform(time[0], time[-1], n_disliked), rng.uniform(time[again], time[-1] + DAY)]
+                ),
+                "interest": np.concatenate([interest, np.full(n_disliked, -1), interest[again]]),
+            }
+        )
+    log = pd.DataFrame({name: np.concatenate([f[name] for f in frames]) for name in frames[0]})
+    log["time"] = (log["time"] // MINUTE * MINUTE).astype(np.int64)  # whole minutes: real logs have ties too
+    log = log.sort_values(["user", "time"], kind="stable", ignore_index=True)
+    log["user"] = user_names(log["user"].to_numpy())
+    log["item"] = item_names(log["item"].to_numpy())
+    return log
+
+
+def sessions(pi: np.ndarray, stickiness: float, n: int, rng: np.random.Generator) -> np.ndarray:
+    """The interest of each of n events: stay with probability `stickiness`, else draw anew from π_u."""
+    drawn = rng.choice(len(pi), size=n, p=pi / pi.sum(dtype=np.float64))
+    moves = rng.random(n) >= stickiness
+    moves[0] = True
+    return drawn[np.maximum.accumulate(np.where(moves, np.arange(n), 0))]
+
+
+def _favourites(
+    params: WorldParams, world, u: int, r: int, members: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
+    """The interest's items in the order in which this user meets them: drawn one after the other without replacement,
+    each with probability ∝ popularity · ((1 + cos) / 2)^κ around the user's taste (Gumbel's trick)."""
+    kappa = np.log(0.5) / np.log((1 + np.cos(params.taste)) / 2)
+    cosine = world["items"][members] @ world["tastes"][u, r]
+    weight = np.log(world["popularity"][members]) + kappa * np.log(np.clip((1 + cosine) / 2, 1e-30, None))
+    return np.argsort(-(weight + rng.gumbel(size=len(members))), kind="stable")
+
+
+def unit(x: np.ndarray) -> np.ndarray:
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def power_spherical(mean: np.ndarray, angle: float, rng: np.random.Generator) -> np.ndarray:
+    """One draw around each mean direction (…, d) whose expected cosine is cos(angle).
+
+    Under the power-spherical density the cosine is 2·Beta((d−1)/2 + κ, (d−1)/2) − 1, with mean κ / (κ + d − 1).
+    """
+    d = mean.shape[-1]
+    kappa = (d - 1) * np.cos(angle) / (1 - np.cos(angle))
+    t = 2 * rng.beta((d - 1) / 2 + kappa, (d - 1) / 2, size=mean.shape[:-1])[..., None] - 1
+    tangent = rng.normal(size=mean.shape)
+    tangent = unit(tangent - (tangent * mean).sum(-1, keepdims=True) * mean)
+    return t * mean + np.sqrt(1 - t**2) * tangent
+
+
+def user_names(index: np.ndarray) -> np.ndarray:
+    return np.char.add("u", np.char.zfill(index.astype(str), 7))
+
+
+def item_names(index: np.ndarray) -> np.ndarray:
+    return np.char.add("i", np.char.zfill(index.astype(str), 7))
+
+
+def index_of(names: pd.Series) -> np.ndarray:
+    return names.str[1:].astype(int).to_numpy()
+
+
+def _write_items(path: Path, world: dict[str, np.ndarray]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(["item", "title", "genre"])
+        made = np.zeros(len(world["genres"]), int)
+        for name, r in zip(item_names(np.arange(len(world["items"]))), world["item_interest"], strict=True):
+            genre = str(world["genres"][r])
+            writer.writerow([name, _title(genre, made[r]), genre])
+            made[r] += 1
+
+
+def _title(genre: str, n: int) -> str:
+    nouns = GENRES.get(genre, genre.replace(" ", "-")).split()
+    sequel, n = divmod(n, len(nouns) * len(ADJECTIVES))
+    # a step coprime to both lists walks through all pairs without repeating a word twice in a row
+    adjective, noun = ADJECTIVES[(n * 7 + n // len(nouns)) % len(ADJECTIVES)], nouns[n % len(nouns)]
+    return f"{adjective} {noun}" + (f" {sequel + 1}" if sequel else "")
+
+
+def align_truth(world: Path, prepared: Path) -> None:
+    """Write the truth into a prepared folder, in the contiguous ids of the data set."""
+    user = index_of(pd.read_parquet(prepared / "users.parquet")["raw_id"])
+    item = index_of(pd.read_parquet(prepared / "items.parquet")["raw_id"])
+    with np.load(world / "truth.npz") as truth:
+        np.savez(
+            prepared / "truth.npz",
+            directions=truth["directions"],
+            genres=truth["genres"],
+            items=truth["items"][item],
+            item_interest=truth["item_interest"][item],
+            popularity=truth["popularity"][item],
+            pi=truth["pi"][user],
+            tastes=truth["tastes"][user],
+        )

@@ -1,0 +1,251 @@
+"""The paper's pipeline (appendix A): from a raw log to per-user chronological sequences of liked items.
+
+    liked rule → unique items in first-interaction order → the most frequent items → users with enough items
+    → at most so many users → contiguous ids
+
+as one sequence of SQL steps on DuckDB, which spills to disk where memory ends. The chronological split (the last
+20 items of a sequence are 10 validation and 10 test items) is index arithmetic on the result: see `dataset`.
+
+Departures from the paper: none in the defaults; `ties` and `on_bad_rows` say what the paper leaves open.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+
+from bachlib import BachError
+from bachlib.data import planted
+from bachlib.data.dataset import FORMAT, Dataset, windows_per_user
+from bachlib.data.engine import connect
+from bachlib.data.files import RawFile, beside, find_raw, fingerprint
+from bachlib.data.logs import read_log
+from bachlib.data.rows import BadRows
+from bachlib.data.sources import Source, find_source
+from bachlib.data.store import content_hash, is_complete, write_items, write_sequences, write_users
+from bachlib.params import MIN_ITEMS, PrepareParams, validated
+from bachlib.records import canonical_json, output_dir, whole_folder
+
+Say = Callable[[str], None]
+
+# (time, place in the log) as one number, so that a plain min() finds the first interaction and ties keep log order;
+# 2⁴⁰ rows are room enough
+FIRST = "min(time::HUGEINT * 1099511627776 + log.rowid)"
+ORDER = {"log": "first", "item": "first >> 40, items.id"}
+
+
+def prepare(
+    source: str,
+    path: str | Path | None = None,
+    out: str | Path | None = None,
+    *,
+    memory: str = "2GB",
+    threads: int | None = None,
+    quiet: bool = False,
+    **params: Any,
+) -> Dataset:
+    """Prepare a raw log and open the result; a second call with the same input and parameters only opens it.
+
+    source: see `bachlib.data.sources`; path: file, folder or zip (None: the default planted world);
+    out: the folder to make (None: `outputs/data/<source>`); memory, threads: what DuckDB may use;
+    params: the fields of `bachlib.params.PrepareParams`.
+    """
+    kind = find_source(source)
+    chosen = validated(PrepareParams, params, "prepare")
+    say: Say = (lambda text: None) if quiet else print
+    if path is None:
+        if source != "planted":
+            raise BachError(f"prepare({source!r}) needs the path of the log: {kind.archive or 'a file'} or {kind.log}")
+        path = planted.write_world()
+    out = Path(out).expanduser() if out is not None else output_dir("data", source)
+
+    raws = find_raw(Path(path).expanduser(), kind.log)
+    titles = beside(raws[0], kind.items) if kind.items else None
+    inputs = {raw.path: raw for raw in [*raws, *([titles] if titles else [])]}  # a zip counts once
+    identity = {
+        "format": FORMAT,
+        "source": source,
+        "params": chosen.model_dump(),
+        "inputs": [fingerprint(raw) for raw in inputs.values()],
+    }
+    if _is_prepared(out, identity):
+        say(f"{out.name}: already prepared with this input and these parameters")
+        return Dataset.load(out)
+    with _clear_errors(out), whole_folder(out) as folder:
+        with connect(memory, folder / "spill", threads) as con:
+            meta = _pipeline(con, kind, raws, titles, chosen, folder, say)
+        for scratch in (folder / "spill", folder / "unpacked"):
+            _remove(scratch)
+        if source == "planted":
+            planted.align_truth(raws[0].path.parent, folder)
+        meta = identity | meta | {"content_hash": content_hash(folder)}
+        (folder / "meta.json").write_text(canonical_json(meta), encoding="utf-8")
+    return Dataset.load(out)
+
+
+def _pipeline(
+    con: duckdb.DuckDBPyConnection,
+    source: Source,
+    raws: list[RawFile],
+    titles: RawFile | None,
+    params: PrepareParams,
+    folder: Path,
+    say: Say,
+) -> dict[str, Any]:
+    """Every step of appendix A, in its order; each reports what it left."""
+
+    def one(query: str) -> tuple[Any, ...]:
+        return con.execute(query).fetchall()[0]
+
+    steps = Steps(say)
+    bad = read_log(con, source, raws, params, folder / "unpacked")
+    _judge(bad, params, say)
+    described = con.execute("SELECT column_name, data_type FROM duckdb_columns() WHERE table_name = 'log'").fetchall()
+    columns = dict(described)
+    rated = "rating" in columns
+    liked = f"rating >= {params.min_rating}::{columns['rating']}" if rated else "true"
+
+    # the raw log and 1. the liked rule, counted together: one sweep over users, one over items
+    for table, column in (("by_user", "user"), ("by_item", "item")):
+        con.execute(f"""
+            CREATE TABLE {table} AS
+            SELECT {column}, count(*) AS n, count(*) FILTER ({liked}) AS liked FROM log GROUP BY {column}
+        """)
+    rows, users = one("SELECT sum(n), count(*) FROM by_user")
+    (items,) = one("SELECT count(*) FROM by_item")
+    steps.add("raw log", rows, users, items)
+    rows, users = one("SELECT sum(liked), count(*) FILTER (liked > 0) FROM by_user")
+    (items,) = one("SELECT count(*) FILTER (liked > 0) FROM by_item")
+    steps.add(f"liked (rating ≥ {params.min_rating:g})" if rated else "liked (every event)", rows, users, items)
+    if not rows:
+        low, high = one("SELECT min(rating), max(rating) FROM log")
+        raise BachError(
+            f"no event has a rating of {params.min_rating:g} or more: ratings go from {low:g} to {high:g}; "
+            "lower min_rating"
+        )
+
+    # 2. unique items per user, each at its first interaction
+    con.execute(f"""
+        CREATE TABLE firsts AS
+        SELECT user, item, {FIRST} AS first FROM log WHERE {liked} GROUP BY user, item
+    """)
+    steps.add("unique items per user", *one("SELECT count(*) FROM firsts"), users, items)
+
+    # 3. the most frequent items; equally frequent ones in the order of their ids
+    con.execute(f"""
+        CREATE TABLE catalogue AS
+        SELECT item FROM firsts GROUP BY item ORDER BY count(*) DESC, item LIMIT {params.max_items}
+    """)
+    con.execute("""
+        CREATE TABLE lengths AS
+        SELECT user, count(*) AS n FROM firsts SEMI JOIN catalogue USING (item) GROUP BY user
+    """)
+    name = f"{params.max_items:,} most frequent items"
+    steps.add(name, *one("SELECT sum(n), count(*) FROM lengths"), min(items, params.max_items))
+
+    # 4. users with enough items
+    qualified = con.sql(f"SELECT user, n FROM lengths WHERE n >= {params.min_items} ORDER BY user").to_arrow_table()
+    if not qualified.num_rows:
+        (longest,) = one("SELECT max(n) FROM lengths")
+        raise BachError(
+            f"no user has {params.min_items} liked items: the longest sequence has {longest}. "
+            f"Lower min_items (to no less than {MIN_ITEMS}) or min_rating"
+        )
+    _keep(con, qualified)
+    kept = "SELECT sum(n), count(*), (SELECT count(*) FROM items) FROM users"
+    steps.add(f"users with ≥ {params.min_items} items", *one(kept))
+
+    # 5. at most so many of them
+    if qualified.num_rows > params.max_users:
+        drawn = np.random.default_rng(params.seed).choice(qualified.num_rows, params.max_users, replace=False)
+        _keep(con, qualified.take(np.sort(drawn)))
+    steps.add(f"at most {params.max_users:,} users", *one(kept))
+
+    # 6. contiguous ids (`_keep` gave them) and sequences in the order of time
+    n_events = write_sequences(con, folder, ORDER[params.ties])
+    lengths = write_users(con, folder)
+    write_items(con, folder, titles, source.items, columns)
+    n_windows = int(windows_per_user(lengths).sum())
+    counts = {"users": len(lengths), "items": steps.done[-1]["items"], "events": n_events, "windows": n_windows}
+    say(", ".join(f"{counts[name]:,} {name}" for name in counts))
+    return {"steps": steps.done, "counts": counts, "bad_rows": {"count": bad.count, "first": bad.first}}
+
+
+class Steps:
+    """What each step left of the log, said as it happens and kept for `meta.json`."""
+
+    def __init__(self, say: Say):
+        self.say, self.done = say, []
+
+    def add(self, name: str, rows: int, users: int, items: int) -> None:
+        left = {"rows": int(rows), "users": int(users), "items": int(items)}
+        before = {key: self.done[-1][key] for key in left} if self.done else None
+        self.done.append({"step": name, "before": before, **left})
+        self.say(f"{name:<28}" + "".join(f"{n:>13,} {what}" for what, n in left.items()))
+
+
+def _judge(bad: BadRows, params: PrepareParams, say: Say) -> None:
+    if bad.count and params.on_bad_rows == "stop":
+        raise BachError(f"rows that cannot be read (on_bad_rows='skip' leaves them out and counts them):\n{bad}")
+    if bad.count:
+        say(f"left out {bad.count:,} rows that cannot be read:\n{bad}")
+
+
+def _keep(con: duckdb.DuckDBPyConnection, users: pa.Table) -> None:
+    """Tables `users` and `items`: who and what stays, with counts and contiguous ids in the order of the raw ids."""
+    con.register("kept", users.append_column("id", pa.array(np.arange(users.num_rows), pa.int32())))
+    con.execute("CREATE OR REPLACE TABLE users AS SELECT * FROM kept")
+    con.unregister("kept")
+    con.execute("""
+        CREATE OR REPLACE TABLE items AS
+        SELECT item, count(*) AS n, (row_number() OVER (ORDER BY item) - 1)::INTEGER AS id
+        FROM firsts SEMI JOIN users USING (user) SEMI JOIN catalogue USING (item) GROUP BY item
+    """)
+
+
+# ------------------------------------------------------------------------------------- complete or not at all
+
+
+def _is_prepared(out: Path, identity: dict[str, Any]) -> bool:
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return False
+    if not (out / "meta.json").is_file():
+        raise BachError(f"{out} exists and is not a prepared data set; choose another out=")
+    meta = json.loads((out / "meta.json").read_text(encoding="utf-8"))
+    return is_complete(out) and all(meta.get(key) == value for key, value in identity.items())
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        for path in folder.iterdir():
+            path.unlink()
+        folder.rmdir()
+
+
+@contextmanager
+def _clear_errors(out: Path) -> Iterator[None]:
+    """Turn what the disk, the memory limit and the engine say into what the user can do."""
+    no_space = (
+        f"no disk space left while preparing {out.name}; nothing was kept. "
+        "Free some, or move the outputs with BACH_OUTPUT_DIR"
+    )
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise BachError(no_space) from error
+        raise
+    except duckdb.OutOfMemoryException as error:
+        raise BachError(f"the log does not fit: raise memory= ({str(error).splitlines()[0]})") from error
+    except duckdb.IOException as error:
+        if "space" in str(error).lower() or "too large" in str(error).lower():
+            raise BachError(no_space) from error
+        raise

@@ -1,0 +1,78 @@
+"""The files of a prepared data set: written once by `prepare`, opened by `Dataset`. Same content, same bytes."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bachlib.data.dataset import FILES
+from bachlib.data.files import RawFile
+from bachlib.data.titles import read_titles, split_genres
+
+
+def write_sequences(con: duckdb.DuckDBPyConnection, folder: Path, order: str) -> int:
+    """`sequences.npy`: the item ids of all users, one sequence after the other, streamed from the sorted query."""
+    (n_events,) = con.execute("SELECT sum(n)::BIGINT FROM users").fetchall()[0]
+    flat = np.lib.format.open_memmap(folder / FILES["sequences"], mode="w+", dtype=np.int32, shape=(n_events,))
+    at = 0
+    for batch in con.sql(f"""
+        SELECT items.id FROM firsts JOIN users USING (user) JOIN items USING (item) ORDER BY users.id, {order}
+    """).to_arrow_reader(1_000_000):
+        flat[at : at + batch.num_rows] = batch.column(0).to_numpy()
+        at += batch.num_rows
+    flat.flush()
+    return n_events
+
+
+def write_users(con: duckdb.DuckDBPyConnection, folder: Path) -> np.ndarray:
+    """`users.parquet` and `offsets.npy`; returns the lengths of the sequences."""
+    users = con.sql("SELECT id AS user, user AS raw_id, n::INTEGER AS n_items FROM users ORDER BY id").to_arrow_table()
+    pq.write_table(users, folder / FILES["users"])
+    lengths = users["n_items"].to_numpy()
+    np.save(folder / FILES["offsets"], np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
+    return lengths
+
+
+def write_items(
+    con: duckdb.DuckDBPyConnection, folder: Path, titles: RawFile | None, kind: str | None, columns: dict[str, str]
+) -> None:
+    """`items.parquet`: id, raw id, how many users like it, and its title and genres where the data set has them."""
+    items = con.sql("SELECT id AS item, item AS raw_id, n::INTEGER AS n_users FROM items ORDER BY id").to_arrow_table()
+    named = pd.DataFrame({"raw_id": [str(raw) for raw in items["raw_id"].to_pylist()]})
+    if titles:
+        named = named.merge(read_titles(titles, kind).drop_duplicates("raw_id"), on="raw_id", how="left")
+    if "title" in columns:
+        named["title"] = _first_mention(con, "title")
+    if "genre" in columns:
+        named["genres"] = _first_mention(con, "genre").fillna("").astype(str).map(split_genres)
+    title = named["title"].fillna(named["raw_id"]) if "title" in named else named["raw_id"]
+    genres = named["genres"] if "genres" in named else [None] * len(named)
+    genres = [entry if isinstance(entry, list) else [] for entry in genres]
+    items = items.append_column("title", pa.array(title, pa.string()))
+    items = items.append_column("genres", pa.array(genres, pa.list_(pa.string())))
+    pq.write_table(items, folder / FILES["items"])
+
+
+def _first_mention(con: duckdb.DuckDBPyConnection, column: str) -> pd.Series:
+    """What the log itself says of an item where it first names it, for every kept item."""
+    return con.sql(f"""
+        SELECT arg_min(log.{column}, log.rowid) AS said FROM items LEFT JOIN log USING (item) GROUP BY id ORDER BY id
+    """).df()["said"]
+
+
+def is_complete(folder: Path) -> bool:
+    return all((folder / name).exists() for name in FILES.values())
+
+
+def content_hash(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for name in FILES.values():
+        with (folder / name).open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()

@@ -1,0 +1,1 @@
+"""Towers, the mixture and its objective."""

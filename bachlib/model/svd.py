@@ -1,0 +1,42 @@
+"""PureSVD: the frozen item table under every item tower (appendix B; Cremonesi et al. 2010).
+
+The rank-64 truncated SVD  X ≈ U Σ Vᵀ  of the binary user–item matrix. By default X holds the training prefixes only:
+the paper's literal text takes all liked interactions (`svd_on="all"`), which lets the test items into a table that is
+frozen before training.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from scipy.sparse.linalg import svds
+
+from bachlib import BachError
+from bachlib.data import Dataset
+
+
+class PureSVD(NamedTuple):
+    items: Float[np.ndarray, "n_items rank"]  # V, orthonormal columns, strongest first
+    singular_values: Float[np.ndarray, " rank"]
+
+    def scores(self, histories: Float[np.ndarray, "B n_items"]) -> Float[np.ndarray, "B n_items"]:
+        """x V Vᵀ: PureSVD as a recommender, for rows x of the user–item matrix (dense or sparse)."""
+        return (histories @ self.items) @ self.items.T
+
+
+def pure_svd(dataset: Dataset, rank: int = 64, svd_on: Literal["train", "all"] = "train") -> PureSVD:
+    """The strongest `rank` right singular vectors of the binary user–item matrix, each with a fixed sign."""
+    matrix = dataset.matrix(svd_on).astype(np.float64)
+    limit = min(matrix.shape) - 1
+    if not 1 <= rank <= limit:
+        raise BachError(
+            f"rank={rank}: a {matrix.shape[0]:,} × {matrix.shape[1]:,} matrix has at most {limit} factors to give"
+        )
+    start = np.random.default_rng(0).normal(size=min(matrix.shape))  # ARPACK's own start differs from call to call
+    _, sigma, vt = svds(matrix, k=rank, v0=start, return_singular_vectors="vh")
+    order = np.argsort(-sigma)
+    v = vt[order].T
+    v *= np.sign(v[np.abs(v).argmax(axis=0), np.arange(rank)])  # a singular vector is only known up to its sign
+    return PureSVD(v.astype(np.float32), sigma[order].astype(np.float32))

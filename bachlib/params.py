@@ -1,0 +1,75 @@
+"""Validated parameters: every knob of the workbook, its default and its range, in one place."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from bachlib import BachError
+
+# Appendix A: the last 20 items of a sequence are held out; a window is 50 items of history and the next 10.
+N_VALID, N_TEST = 10, 10
+N_HIST, N_NEXT = 50, 10
+MIN_ITEMS = 1 + N_NEXT + N_VALID + N_TEST  # the shortest sequence that still gives one window: one item of history
+
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Params(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PrepareParams(Params):
+    """The pipeline of appendix A. The defaults are the paper's, where the paper has one."""
+
+    min_rating: float = Field(4.0, description="liked means a rating of at least this; logs without ratings keep all")
+    min_items: int = Field(80, ge=MIN_ITEMS, description="users with fewer liked items are dropped")
+    max_items: int = Field(50_000, ge=1, description="the catalogue keeps this many most frequent items")
+    max_users: int = Field(100_000, ge=1, description="at most this many users, drawn with `seed`")
+    seed: int = Field(0, ge=0, description="of the draw of users")
+    ties: Literal["log", "item"] = Field("log", description="order of one user's events with the same time")
+    columns: dict[Literal["user", "item", "time", "rating", "title", "genre"], str] | None = Field(
+        None, description="for csv and parquet: which of your columns is which"
+    )
+    encoding: str = Field("utf-8", description="of the log, any name Python knows")
+    time_format: str | None = Field(None, description="for csv and parquet: how dates are written, as in strptime")
+    on_bad_rows: Literal["stop", "skip"] = Field("stop", description="what to do with rows that cannot be read")
+
+
+class WorldParams(Params):
+    """The planted world. The defaults are the teaching scale: seconds to prepare, and one vector does not serve."""
+
+    n_users: int = Field(2_000, ge=2)
+    n_items: int = Field(4_800, ge=10)
+    n_interests: int = Field(16, ge=2, description="planted directions on the sphere, one genre each")
+    d: int = Field(16, ge=2, description="dimension of the planted sphere")
+    interests_per_user: float = Field(4.0, gt=0, description="Dirichlet(α) with α = this / n_interests in each place")
+    stickiness: Share = Field(0.7, description="probability that the next event stays on the interest")
+    width: float = Field(0.5, gt=0, lt=1.5, description="typical angle (radians) of an item to its interest")
+    taste: float = Field(
+        0.25, gt=0, description="angle (radians) to the own taste at which a user's weight for an item has halved"
+    )
+    zipf: float = Field(0.6, ge=0, description="exponent of popularity inside an interest")
+    mean_events: float = Field(150.0, ge=20, description="liked events of a user, on average")
+    disliked: Share = Field(0.15, description="share of events at random items, rated below 4")
+    repeated: Share = Field(0.05, description="share of events that meet an earlier item again")
+    seed: int = Field(0, ge=0)
+
+
+P = TypeVar("P", bound=Params)
+
+
+def validated(model: type[P], values: dict[str, Any], where: str) -> P:
+    """`model(**values)`, with an error that names each wrong key, what was found and what is allowed."""
+    try:
+        return model(**values)
+    except ValidationError as error:
+        lines = []
+        for problem in error.errors():
+            key = ".".join(str(part) for part in problem["loc"])
+            if problem["type"] == "extra_forbidden":
+                lines.append(f"  {key}: not a parameter; there are {', '.join(model.model_fields)}")
+            else:
+                lines.append(f"  {key}: {problem['msg']}, got {problem['input']!r}")
+        raise BachError(f"{where}: wrong parameters\n" + "\n".join(lines)) from None

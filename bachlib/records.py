@@ -1,0 +1,98 @@
+"""Where things are kept: the outputs folder, folders and files that appear whole or not at all, run records."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+RUN_DIR = "BACH_RUN_DIR"  # set by `bach run` for the notebooks it executes
+
+
+def project_root() -> Path:
+    """The folder that holds `notebooks/`: of an editable install, else the nearest one above the working folder."""
+    here = Path.cwd()
+    for folder in [Path(__file__).resolve().parent.parent, here, *here.parents]:
+        if (folder / "notebooks").is_dir() and (folder / "pyproject.toml").is_file():
+            return folder
+    return here
+
+
+def output_dir(*parts: str) -> Path:
+    """`outputs/` of the project, or `BACH_OUTPUT_DIR`; the folder is made by whoever writes into it."""
+    base = os.environ.get("BACH_OUTPUT_DIR")
+    return (Path(base).expanduser().resolve() if base else project_root() / "outputs").joinpath(*parts)
+
+
+def canonical_json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False) + "\n"
+
+
+def short_hash(value: Any) -> str:
+    """Eight hex digits of a parameter set, for readable folder names."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:8]
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file atomically: readers see the old one or the new one, never half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """A new folder to fill: it takes the place of `target` when the block ends well and vanishes when it does not."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _sweep_partials(target)
+    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.{os.getpid()}.", suffix=".partial", dir=target.parent))
+    (new := aside / "new").mkdir()
+    try:
+        yield new
+        if target.exists():
+            os.rename(target, aside / "old")
+        os.rename(new, target)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _sweep_partials(target: Path) -> None:
+    """Remove what processes that were killed have left behind; the living keep theirs."""
+    for left in target.parent.glob(f".{target.name}.*.partial"):
+        with suppress(ValueError, ProcessLookupError, PermissionError):
+            pid = int(left.name.removeprefix(f".{target.name}.").split(".")[0])
+            try:
+                os.kill(pid, 0)
+            except ProcessLookupError:
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def versions() -> dict[str, str]:
+    """Python and every installed package this workbook names as its own dependency."""
+    names = sorted({r.split(">")[0].split("=")[0] for r in metadata.requires("bachlib") or []})
+    found = {"python": platform.python_version()}
+    for name in names:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def record(notebook: str, metrics: dict[str, float | int | str]) -> dict[str, float | int | str]:
+    """Keep a notebook's numbers: into the run's `metrics.json` under `bach run`, and back to the cell to be shown."""
+    if folder := os.environ.get(RUN_DIR):
+        path = Path(folder) / "metrics.json"
+        known = json.loads(path.read_text()) if path.exists() else {}
+        write_text(path, canonical_json({**known, notebook: metrics}))
+    return metrics

@@ -1,0 +1,1 @@
+"""Pictures and pages: the only room that knows plotly and widgets."""

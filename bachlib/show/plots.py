@@ -1,0 +1,246 @@
+"""Every figure of the workbook as a pure function that returns a plotly figure; widgets only wrap these.
+
+One colour per head or interest everywhere (`COLOURS`, colour-blind safe). Titles say the finding.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import plotly.io as pio
+
+from bachlib.data import Dataset
+from bachlib.params import N_TEST, N_VALID
+
+# Okabe–Ito, then Tol's muted scheme
+COLOURS = """
+    #0072B2 #E69F00 #009E73 #CC79A7 #56B4E9 #D55E00 #F0E442 #882255
+    #44AA99 #332288 #DDCC77 #117733 #AA4499 #999933 #88CCEE #661100
+""".split()
+INK, GREY, LIGHT = "#222222", "#767676", "#E5E5E5"
+
+pio.templates["bach"] = go.layout.Template(
+    layout={
+        "font": {"family": "system-ui, sans-serif", "size": 14, "color": INK},
+        "title": {
+            "font": {"size": 17},
+            "x": 0,
+            "xref": "paper",
+            "yanchor": "bottom",
+            "y": 1,
+            "yref": "paper",
+            "pad": {"b": 14},
+        },
+        "paper_bgcolor": "white",
+        "plot_bgcolor": "white",
+        "xaxis": {"gridcolor": LIGHT, "zeroline": False, "automargin": True},
+        "yaxis": {"gridcolor": LIGHT, "zeroline": False, "automargin": True},
+        "colorway": COLOURS,
+        "margin": {"l": 60, "r": 20, "t": 60, "b": 50},
+        "width": 860,
+        "height": 400,
+    }
+)
+pio.templates.default = "bach"
+pio.renderers.default = "plotly_mimetype"  # data only: the other renderers store megabytes of script in the notebook
+
+
+def colour(r: int) -> str:
+    return COLOURS[r % len(COLOURS)]
+
+
+def funnel(steps: list[dict[str, Any]]) -> go.Figure:
+    """What each step of the pipeline left of the log: `dataset.meta["steps"]`."""
+    names = [step["step"] for step in steps]
+    rows = np.array([step["rows"] for step in steps])
+    text = [f"{s['rows']:,} rows · {s['users']:,} users · {s['items']:,} items" for s in steps]
+    inside = rows > 0.5 * rows[0]
+    figure = go.Figure(
+        go.Bar(
+            y=names, x=rows, orientation="h", text=text, marker_color=COLOURS[0], hovertemplate="%{y}: %{text}<extra></extra>",
+            textposition=["inside" if i else "outside" for i in inside], insidetextanchor="end",
+        )
+    )  # fmt: skip
+    figure.update_yaxes(autorange="reversed")
+    figure.update_xaxes(title="rows (events) left", range=[0, rows[0] * 1.02])
+    title = f"Of {rows[0]:,} events {rows[-1]:,} ({rows[-1] / rows[0]:.0%}) reach the model"
+    return figure.update_layout(title=title, height=110 + 42 * len(steps))
+
+
+def long_tail(n_users: np.ndarray) -> go.Figure:
+    """Popularity of items by rank, both axes logarithmic, with the share of the most popular tenth."""
+    counts = np.sort(np.asarray(n_users))[::-1]
+    head = max(1, len(counts) // 10)
+    share = counts[:head].sum() / counts.sum()
+    rank = np.unique(np.geomspace(1, len(counts), 400).astype(int))
+    figure = go.Figure(go.Scatter(x=rank, y=counts[rank - 1], mode="lines", line_color=COLOURS[0], line_width=3))
+    figure.add_vrect(x0=1, x1=head, fillcolor=COLOURS[1], opacity=0.15, line_width=0)
+    figure.add_annotation(x=np.log10(head) / 2, y=0.06, yref="paper", text="top 10% of items", showarrow=False)
+    figure.update_xaxes(type="log", title="rank of the item by popularity")
+    figure.update_yaxes(type="log", title="users who like it")
+    return figure.update_layout(title=f"The most popular tenth of the items gets {share:.0%} of the likes")
+
+
+def sequence_lengths(lengths: np.ndarray, min_items: int) -> go.Figure:
+    """How long the sequences are, with the threshold of the k-core."""
+    lengths = np.asarray(lengths)
+    figure = go.Figure(go.Histogram(x=lengths, nbinsx=60, marker_color=COLOURS[0]))
+    figure.add_vline(x=min_items, line_color=COLOURS[5], annotation_text=f"min_items = {min_items}")
+    figure.add_vline(
+        x=float(np.median(lengths)), line_dash="dot", line_color=INK, annotation_text=f"median {np.median(lengths):.0f}"
+    )
+    figure.update_xaxes(title="liked items of a user, L")
+    figure.update_yaxes(title="users")
+    mean = (np.maximum(lengths - 79, 1)).mean()
+    return figure.update_layout(title=f"A user gives {mean:.0f} training windows on average", bargap=0.02)
+
+
+def timeline(dataset: Dataset, u: int, labels: np.ndarray, names: list[str]) -> go.Figure:
+    """One user's sequence: a dot per liked item in its row (genre or interest), the held-out items at the right.
+
+    labels: for each item of the catalogue the row it belongs to; names: what the rows are called.
+    """
+    sequence = dataset.sequence(u)
+    row = np.asarray(labels)[sequence]
+    used = [r for r in np.argsort(-np.bincount(row, minlength=len(names))) if (row == r).any()]
+    figure = go.Figure()
+    for r in used:
+        at = np.flatnonzero(row == r)
+        figure.add_scatter(
+            x=at, y=[names[r]] * len(at), mode="markers", marker={"color": colour(r), "size": 8}, showlegend=False,
+            text=dataset.items["title"].iloc[sequence[at]], hovertemplate="%{text}<extra>item %{x}</extra>",
+        )  # fmt: skip
+    end = len(sequence)
+    for start, stop, name, fill in (
+        (end - N_VALID - N_TEST, end - N_TEST, "valid", COLOURS[1]),
+        (end - N_TEST, end, "test", COLOURS[5]),
+    ):
+        figure.add_vrect(
+            x0=start - 0.5, x1=stop - 0.5, fillcolor=fill, opacity=0.18, line_width=0, annotation_text=name
+        )
+    figure.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=[names[r] for r in used])
+    figure.update_xaxes(title="place in the sequence")
+    stays = (row[1:] == row[:-1]).mean()
+    title = (
+        f"User {u}: {end} liked items in {len(used)} kinds; the next item stays with its kind {stays:.0%} of the time"
+    )
+    return figure.update_layout(title=title, height=140 + 26 * len(used))
+
+
+def windows(dataset: Dataset, u: int, n_hist: int, n_next: int) -> go.Figure:
+    """First, second and last training window of a user over the sequence."""
+    length = len(dataset.sequence(u))
+    prefix = length - N_VALID - N_TEST
+    last = prefix - n_hist - n_next
+    figure = go.Figure()
+    kinds = {
+        f"history, {n_hist}": (COLOURS[0], lambda s: (s, n_hist)),
+        f"one of the next {n_next} is the target": (COLOURS[2], lambda s: (s + n_hist, n_next)),
+    }
+    rows = {"window 1": 0, "window 2": 1, f"window {last + 1}": last}
+    for name, (fill, place) in kinds.items():
+        spans = [place(s) for s in rows.values()]
+        figure.add_bar(
+            y=list(rows),
+            base=[s for s, _ in spans],
+            x=[n for _, n in spans],
+            orientation="h",
+            name=name,
+            marker_color=fill,
+        )
+    for name, base, n, fill in (
+        ("validation", prefix, N_VALID, COLOURS[1]),
+        ("test", prefix + N_VALID, N_TEST, COLOURS[5]),
+    ):
+        figure.add_bar(
+            y=list(rows), base=[base] * 3, x=[n] * 3, orientation="h", name=name, marker_color=fill, opacity=0.5
+        )
+    figure.update_yaxes(autorange="reversed")
+    figure.update_xaxes(title="place in the sequence")
+    return figure.update_layout(
+        title=f"{length} liked items give {last + 1} = {length} − 79 windows, none of which touches the held-out 20",
+        barmode="overlay", legend={"orientation": "h", "y": -0.3}, height=330,
+    )  # fmt: skip
+
+
+def spectrum(singular_values: np.ndarray, density: float) -> go.Figure:
+    """Singular values of the user–item matrix."""
+    sigma = np.asarray(singular_values)
+    figure = go.Figure(go.Scatter(x=np.arange(1, len(sigma) + 1), y=sigma, mode="lines+markers", line_color=COLOURS[0]))
+    figure.update_xaxes(title="factor")
+    figure.update_yaxes(title="singular value σ", rangemode="tozero")
+    title = f"The first factor is popularity (σ₁ = {sigma[0] / sigma[1]:.1f} σ₂); {density:.1%} of the matrix is filled"
+    return figure.update_layout(title=title)
+
+
+def bars(values: dict[str, float], title: str, axis: str) -> go.Figure:
+    """Named numbers side by side, the best one highlighted."""
+    best = max(values.values())
+    fills = [COLOURS[2] if value == best else COLOURS[4] for value in values.values()]
+    text = [f"{value:.3f}" for value in values.values()]
+    figure = go.Figure(go.Bar(y=list(values), x=list(values.values()), orientation="h", text=text, marker_color=fills))
+    figure.update_yaxes(autorange="reversed")
+    figure.update_xaxes(title=axis, range=[0, best * 1.15])
+    return figure.update_layout(title=title, height=120 + 42 * len(values))
+
+
+def proportions(pi: np.ndarray, names: list[str], title: str) -> go.Figure:
+    """π of some users as stacked bars, one colour per head or interest; rows: label → proportions."""
+    figure = go.Figure()
+    users = [f"user {u}" for u in pi] if isinstance(pi, dict) else [f"user {u}" for u in range(len(pi))]
+    table = np.stack(list(pi.values())) if isinstance(pi, dict) else np.asarray(pi)
+    for r, name in enumerate(names):
+        figure.add_bar(
+            y=users,
+            x=table[:, r],
+            orientation="h",
+            name=name,
+            marker_color=colour(r),
+            hovertemplate=f"{name} %{{x:.0%}}<extra></extra>",
+        )
+    figure.update_yaxes(autorange="reversed")
+    figure.update_xaxes(title="π_u", tickformat=".0%", range=[0, 1])
+    return figure.update_layout(
+        barmode="stack", title=title, height=180 + 34 * len(users), legend={"font": {"size": 11}}
+    )
+
+
+def sphere(
+    items: np.ndarray, interest: np.ndarray, names: list[str], tastes: np.ndarray, pi: np.ndarray, one: np.ndarray
+) -> go.Figure:
+    """Items of a three-dimensional world on the sphere, one user's tastes sized by π_u, and the user as one vector.
+
+    items (n, 3), interest (n,), tastes (m, 3), pi (m,), one (3,); the vectors are unit.
+    """
+    figure = go.Figure()
+    longitude, latitude = np.meshgrid(np.linspace(0, 2 * np.pi, 40), np.linspace(0, np.pi, 20))
+    ring = 0.97 * np.sin(latitude)
+    figure.add_surface(
+        x=ring * np.cos(longitude), y=ring * np.sin(longitude), z=0.97 * np.cos(latitude),
+        colorscale=[[0, "#F4F6F8"], [1, "#F4F6F8"]], showscale=False, hoverinfo="skip",
+        lighting={"ambient": 0.95, "diffuse": 0.2},
+    )  # fmt: skip
+    for r, name in enumerate(names):
+        x, y, z = items[np.asarray(interest) == r].T
+        marker = {"size": 2.5, "color": colour(r), "opacity": 0.7}
+        figure.add_scatter3d(x=x, y=y, z=z, mode="markers", name=name, marker=marker)
+    for r in np.flatnonzero(pi > 0.03):
+        x, y, z = 1.02 * tastes[r]
+        marker = {"size": 8 + 28 * np.sqrt(pi[r]), "color": colour(r), "line": {"color": INK, "width": 2}}
+        label = f"{names[r]} {pi[r]:.0%}"
+        figure.add_scatter3d(x=[x], y=[y], z=[z], mode="markers+text", text=[label], marker=marker, showlegend=False)
+    x, y, z = 1.03 * one
+    figure.add_scatter3d(
+        x=[0, x], y=[0, y], z=[0, z], mode="lines+markers+text", text=["", "one vector"], showlegend=False,
+        line={"color": INK, "width": 6}, marker={"size": [0, 7], "color": INK, "symbol": "diamond"},
+    )  # fmt: skip
+    hidden = {"visible": False}
+    eye = 1.55 * (one + np.array([0.0, 0.0, 0.35]))
+    return figure.update_layout(
+        scene={"xaxis": hidden, "yaxis": hidden, "zaxis": hidden, "aspectmode": "data"},
+        scene_camera_eye=dict(zip("xyz", eye.tolist(), strict=True)),
+        title="One vector points between the interests; a few weighted heads point at them",
+        height=620, legend={"itemsizing": "constant"}, margin={"l": 0, "r": 0, "t": 60, "b": 0},
+    )  # fmt: skip
