@@ -35,24 +35,23 @@ def write_log(shape: str, rows: int, path: Path) -> None:
     Every value is a hash of (user, place), so the same file comes out everywhere.
     """
     uniform = "(hash({}) % 1000003) / 1000003.0"
-    if shape == "movielens-20m":  # sorted by user, no pair twice on purpose, half of the ratings ≥ 4
-        users, items, columns = 138_493, 26_744, "userId, movieId, rating, timestamp"
+    if shape == "movielens-20m":  # sorted by user, half of the ratings ≥ 4
+        users, items, columns = min(138_493, rows // 144), 26_744, "userId, movieId, rating, timestamp"
         values = f"""u AS userId,
             1 + floor({items} * pow({uniform.format("u * 1000003 + j")}, 2.5))::INTEGER AS movieId,
             0.5 + 0.5 * floor(10 * sqrt({uniform.format("u * 7919 + j * 31")}))::INTEGER AS rating,
             789652009 + (hash(u) % 600000000)::BIGINT + j * 37 // 2 AS timestamp"""
-        header = "true"
-    else:
-        users, items, columns = 987_994, 4_162_024, "u, i, c, b, t"
+    else:  # every item twice or more, no header
+        users, items, columns = min(987_994, rows // 101), 4_162_024, "u, i, c, b, t"
         values = f"""u, 1 + floor({items} * pow({uniform.format("u * 1000003 + j // 2 * 7")}, 4))::INTEGER AS i,
             i % 9439 AS c, ['pv','pv','pv','pv','pv','pv','pv','cart','fav','buy'][1 + (hash(u + j) % 10)::BIGINT] AS b,
             1511539200 + (hash(u * 31 + j) % 777600)::BIGINT AS t"""
-        header = "false"
+    header = SOURCES[shape].header is not None
     normal = f"sqrt(-2 * ln(({uniform.format('u * 3')} + 1e-6))) * cos(6.2831853 * {uniform.format('u * 5')})"
     with connect("4GB", path.parent / "spill") as con:
         con.execute(f"CREATE TABLE users AS SELECT u, exp(0.9 * {normal}) AS w FROM range(1, {users} + 1) r(u)")
         (scale,) = con.execute(f"SELECT {rows} / sum(w) FROM users").fetchall()[0]
-        con.execute(f"""CREATE TABLE lengths AS SELECT u, 1 + floor(w * {scale})::INTEGER AS n FROM users ORDER BY u""")
+        con.execute(f"CREATE TABLE lengths AS SELECT u, 1 + floor(w * {scale})::INTEGER AS n FROM users ORDER BY u")
         partial = path.with_suffix(".partial")
         con.execute(f"""
             COPY (SELECT {columns} FROM (SELECT {values} FROM lengths, range(n) s(j)) LIMIT {rows})

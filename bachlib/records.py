@@ -94,5 +94,5 @@ def record(notebook: str, metrics: dict[str, float | int | str]) -> dict[str, fl
     if folder := os.environ.get(RUN_DIR):
         path = Path(folder) / "metrics.json"
         known = json.loads(path.read_text()) if path.exists() else {}
-        write_text(path, canonical_json({**known, notebook: metrics}))
+        write_text(path, json.dumps(known | {notebook: metrics}, indent=2, ensure_ascii=False) + "\n")
     return metrics

@@ -10,7 +10,10 @@ A parameter file names the run and, for each notebook, the parameters that diffe
 from __future__ import annotations
 
 import os
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -69,13 +72,13 @@ def run(path: str | Path) -> Path:
     (folder / "metrics.json").unlink(missing_ok=True)
     write_text(folder / "params.yaml", yaml.safe_dump(params, sort_keys=False))
     write_text(folder / "environment.json", canonical_json(versions()))
-    before, os.environ[RUN_DIR] = os.environ.get(RUN_DIR), str(folder)
     status: dict[str, Any] = {"status": "running", "notebooks": {}}
     try:
         for name, values in params["notebooks"].items():
             write_text(folder / "status.json", canonical_json(status))
             start = time.perf_counter()
-            _execute(name, values or {}, folder)
+            with _environment(**{RUN_DIR: str(folder)}):
+                _execute(notebook_folder() / f"{name}.ipynb", folder / f"{name}.ipynb", values or {})
             status["notebooks"][name] = {"seconds": round(time.perf_counter() - start, 1)}
         status["status"] = "done"
     except BaseException as error:
@@ -83,57 +86,74 @@ def run(path: str | Path) -> Path:
         raise
     finally:
         write_text(folder / "status.json", canonical_json(status))
-        os.environ.pop(RUN_DIR) if before is None else os.environ.update({RUN_DIR: before})
         write_page(folder, title=params["name"])
     return folder
 
 
-def _execute(name: str, values: dict[str, Any], folder: Path) -> None:
+def _execute(source: Path, target: Path, values: dict[str, Any]) -> None:
+    """Run one notebook with papermill; a cell that fails is a clear error, and the notebook as far as it came stays."""
+    bar = {"desc": source.stem, "bar_format": "{desc:<16} {n_fmt:>3}/{total_fmt} cells  {elapsed}"}
     try:
         papermill.execute_notebook(
-            str(notebook_folder() / f"{name}.ipynb"),
-            str(folder / f"{name}.ipynb"),
+            str(source),
+            str(target),
             parameters=values,
             kernel_name="python3",
             cwd=str(notebook_folder()),
+            progress_bar=bar,
             store_widget_state=False,
-            progress_bar={"desc": name, "bar_format": "{desc:<20} {n_fmt:>3}/{total_fmt} cells {elapsed}"},
+            extra_arguments=["--log-level=ERROR"],  # ipykernel warns at every start that it talks over TCP
         )
     except PapermillExecutionError as error:
         raise BachError(
-            f"{name}, cell {error.cell_index}: {error.ename}: {error.evalue}\n"
-            f"The notebook as far as it came is {folder / name}.ipynb"
+            f"{source.stem}, cell {error.cell_index}: {error.ename}: {error.evalue}\n"
+            f"The notebook as far as it came is {target}"
         ) from None
 
 
+@contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    """Environment variables for the kernels started inside the block."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
 def sync(force: bool = False) -> list[str]:
-    """Bring every .ipynb in line with its .py and execute those that changed, or all; returns which those were."""
+    """Bring every .ipynb in line with its .py and execute those that changed, or all; returns which those were.
+
+    They run in an empty outputs folder, so that what is committed is what a newcomer sees.
+    """
     executed = []
     for name in notebook_names():
-        source, target = notebook_folder() / f"{name}.py", notebook_folder() / f"{name}.ipynb"
-        fresh = jupytext.read(source)
+        target = notebook_folder() / f"{name}.ipynb"
+        fresh = jupytext.read(target.with_suffix(".py"))
         old = nbformat.read(target, as_version=4) if target.exists() else None
         if not force and old is not None and same_cells(fresh, old) and all_executed(old):
             continue
         for number, cell in enumerate(fresh.cells):
             cell["id"] = f"{name}-{number}"  # stable, so that a re-execution changes only what changed
-        nbformat.write(fresh, target)
-        papermill.execute_notebook(
-            str(target),
-            str(target),
-            cwd=str(notebook_folder()),
-            kernel_name="python3",
-            store_widget_state=False,
-            progress_bar=False,
-        )
-        done = nbformat.read(target, as_version=4)
-        done.metadata.pop("papermill", None)
-        done.metadata.pop("widgets", None)
-        for cell in done.cells:
-            cell.metadata = {key: value for key, value in cell.metadata.items() if key == "tags" and value}
-        nbformat.write(done, target)
+        with tempfile.TemporaryDirectory() as empty:
+            scratch = Path(empty) / f"{name}.ipynb"
+            nbformat.write(fresh, scratch)
+            with _environment(BACH_OUTPUT_DIR=empty):
+                _execute(scratch, scratch, {})
+            write_text(target, nbformat.writes(_without_traces(nbformat.read(scratch, as_version=4))) + "\n")
         executed.append(name)
     return executed
+
+
+def _without_traces(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """Drop what papermill notes about the machine and the moment, so that only results are committed."""
+    for key in ("papermill", "widgets", "language_info"):
+        notebook.metadata.pop(key, None)
+    for cell in notebook.cells:
+        cell.metadata = {key: value for key, value in cell.metadata.items() if key == "tags" and value}
+    return notebook
 
 
 def same_cells(one: nbformat.NotebookNode, other: nbformat.NotebookNode) -> bool:

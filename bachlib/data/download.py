@@ -47,7 +47,8 @@ def directions(source: Source) -> str:
     """Where a person gets the data set and what to do with it."""
     return (
         f"{source.name} has to be downloaded by hand from {source.where}; the file is called {source.archive}. "
-        f"{source.note}\nThen: bach prepare --source {source.name} --path {source.archive}   (it is read as it is, no need to unpack)"
+        f"{source.note}\nThen: bach prepare --source {source.name} --path {source.archive}"
+        "   (it is read as it is, no need to unpack)"
     )
 
 

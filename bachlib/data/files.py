@@ -128,8 +128,9 @@ def as_plain(raw: RawFile, work: Path, encoding: str = "utf-8") -> Path:
             while chunk := source.read(CHUNK):
                 target.write(decoder.decode(chunk).encode())
             target.write(decoder.decode(b"", final=True).encode())
-        except UnicodeDecodeError as error:
-            raise BachError(f"{raw.label} is not {encoding}: {error.reason}; pass another encoding=") from None
+        except UnicodeError as error:
+            reason = getattr(error, "reason", error)
+            raise BachError(f"{raw.label} is not {encoding}: {reason}; pass another encoding=") from None
     return copy
 
 

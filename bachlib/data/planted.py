@@ -198,9 +198,9 @@ def _write_items(path: Path, world: dict[str, np.ndarray]) -> None:
 def _title(genre: str, n: int) -> str:
     nouns = GENRES.get(genre, genre.replace(" ", "-")).split()
     sequel, n = divmod(n, len(nouns) * len(ADJECTIVES))
-    # a step coprime to both lists walks through all pairs without repeating a word twice in a row
-    adjective, noun = ADJECTIVES[(n * 7 + n // len(nouns)) % len(ADJECTIVES)], nouns[n % len(nouns)]
-    return f"{adjective} {noun}" + (f" {sequel + 1}" if sequel else "")
+    row, column = divmod(n, len(nouns))
+    adjective = ADJECTIVES[(row + 7 * column) % len(ADJECTIVES)]  # every pair once, neighbours unalike
+    return f"{adjective} {nouns[column]}" + (f" {sequel + 1}" if sequel else "")
 
 
 def align_truth(world: Path, prepared: Path) -> None:

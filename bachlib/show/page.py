@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from pathlib import Path
 
 import nbformat
 import plotly.io as pio
+from latex2mathml.converter import convert as to_mathml
 from nbconvert import HTMLExporter
 from nbconvert.preprocessors import Preprocessor
 from plotly.offline import get_plotlyjs
@@ -18,10 +20,15 @@ PLOTLY = "application/vnd.plotly.v1+json"
 SCRIPT = "plotly.min.js"
 
 
-class PlotlyToHtml(Preprocessor):
-    """Plotly figures lie in a notebook as data only; a page needs the HTML that draws them."""
+FORMULA = re.compile(r"(`[^`]*`)|\$\$(.+?)\$\$|\$(?! )([^$\n]+?)(?<! )\$", re.DOTALL)
+
+
+class ForThePage(Preprocessor):
+    """What a page needs to stand alone: the HTML that draws a figure, and formulas as MathML instead of MathJax."""
 
     def preprocess_cell(self, cell, resources, index):
+        if cell.cell_type == "markdown":
+            cell.source = FORMULA.sub(_formula, cell.source)
         for output in cell.get("outputs", []):
             data = output.get("data", {})
             if PLOTLY in data:
@@ -31,10 +38,16 @@ class PlotlyToHtml(Preprocessor):
         return cell, resources
 
 
+def _formula(match: re.Match) -> str:
+    code, block, inline = match.groups()
+    return code or to_mathml(block or inline, display="block" if block else "inline")
+
+
 def write_page(folder: Path, title: str) -> Path:
     """`index.html` and a page per executed notebook in a run folder, with the drawing library once beside them."""
     write_text(folder / SCRIPT, get_plotlyjs())
-    exporter = HTMLExporter(preprocessors=[PlotlyToHtml])
+    nothing_from_outside = dict.fromkeys(("mathjax_url", "require_js_url", "jquery_url", "mermaid_js_url"), "")
+    exporter = HTMLExporter(preprocessors=[ForThePage], **nothing_from_outside)
     names = []
     for path in sorted(folder.glob("*.ipynb")):
         body, _ = exporter.from_notebook_node(nbformat.read(path, as_version=4), {"metadata": {"name": path.stem}})

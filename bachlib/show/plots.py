@@ -59,7 +59,8 @@ def funnel(steps: list[dict[str, Any]]) -> go.Figure:
     inside = rows > 0.5 * rows[0]
     figure = go.Figure(
         go.Bar(
-            y=names, x=rows, orientation="h", text=text, marker_color=COLOURS[0], hovertemplate="%{y}: %{text}<extra></extra>",
+            y=names, x=rows, orientation="h", text=text, marker_color=COLOURS[0],
+            hovertemplate="%{y}: %{text}<extra></extra>",
             textposition=["inside" if i else "outside" for i in inside], insidetextanchor="end",
         )
     )  # fmt: skip
@@ -87,7 +88,9 @@ def sequence_lengths(lengths: np.ndarray, min_items: int) -> go.Figure:
     """How long the sequences are, with the threshold of the k-core."""
     lengths = np.asarray(lengths)
     figure = go.Figure(go.Histogram(x=lengths, nbinsx=60, marker_color=COLOURS[0]))
-    figure.add_vline(x=min_items, line_color=COLOURS[5], annotation_text=f"min_items = {min_items}")
+    figure.add_vline(
+        x=min_items, line_color=COLOURS[5], annotation_text=f"min_items = {min_items}", annotation_yshift=18
+    )
     figure.add_vline(
         x=float(np.median(lengths)), line_dash="dot", line_color=INK, annotation_text=f"median {np.median(lengths):.0f}"
     )
@@ -117,16 +120,15 @@ def timeline(dataset: Dataset, u: int, labels: np.ndarray, names: list[str]) -> 
         (end - N_VALID - N_TEST, end - N_TEST, "valid", COLOURS[1]),
         (end - N_TEST, end, "test", COLOURS[5]),
     ):
-        figure.add_vrect(
-            x0=start - 0.5, x1=stop - 0.5, fillcolor=fill, opacity=0.18, line_width=0, annotation_text=name
-        )
+        figure.add_vrect(x0=start - 0.5, x1=stop - 0.5, fillcolor=fill, opacity=0.18, line_width=0)
+        figure.add_annotation(x=(start + stop - 1) / 2, y=1, yref="paper", yanchor="bottom", text=name, showarrow=False)
     figure.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=[names[r] for r in used])
     figure.update_xaxes(title="place in the sequence")
     stays = (row[1:] == row[:-1]).mean()
     title = (
         f"User {u}: {end} liked items in {len(used)} kinds; the next item stays with its kind {stays:.0%} of the time"
     )
-    return figure.update_layout(title=title, height=140 + 26 * len(used))
+    return figure.update_layout(title=title, title_pad_b=24, margin_t=70, height=150 + 26 * len(used))
 
 
 def windows(dataset: Dataset, u: int, n_hist: int, n_next: int) -> go.Figure:
@@ -161,7 +163,7 @@ def windows(dataset: Dataset, u: int, n_hist: int, n_next: int) -> go.Figure:
     figure.update_xaxes(title="place in the sequence")
     return figure.update_layout(
         title=f"{length} liked items give {last + 1} = {length} − 79 windows, none of which touches the held-out 20",
-        barmode="overlay", legend={"orientation": "h", "y": -0.3}, height=330,
+        barmode="overlay", legend={"orientation": "h", "y": -0.45}, height=360,
     )  # fmt: skip
 
 
@@ -187,23 +189,16 @@ def bars(values: dict[str, float], title: str, axis: str) -> go.Figure:
 
 
 def proportions(pi: np.ndarray, names: list[str], title: str) -> go.Figure:
-    """π of some users as stacked bars, one colour per head or interest; rows: label → proportions."""
+    """π of the first users (n, k) as stacked bars, one colour per head or interest."""
+    users = [f"user {u}" for u in range(len(pi))]
     figure = go.Figure()
-    users = [f"user {u}" for u in pi] if isinstance(pi, dict) else [f"user {u}" for u in range(len(pi))]
-    table = np.stack(list(pi.values())) if isinstance(pi, dict) else np.asarray(pi)
     for r, name in enumerate(names):
-        figure.add_bar(
-            y=users,
-            x=table[:, r],
-            orientation="h",
-            name=name,
-            marker_color=colour(r),
-            hovertemplate=f"{name} %{{x:.0%}}<extra></extra>",
-        )
+        hover = f"{name} %{{x:.0%}}<extra></extra>"
+        figure.add_bar(y=users, x=pi[:, r], orientation="h", name=name, marker_color=colour(r), hovertemplate=hover)
     figure.update_yaxes(autorange="reversed")
     figure.update_xaxes(title="π_u", tickformat=".0%", range=[0, 1])
     return figure.update_layout(
-        barmode="stack", title=title, height=180 + 34 * len(users), legend={"font": {"size": 11}}
+        barmode="stack", title=title, height=180 + 34 * len(users), legend={"font_size": 11, "traceorder": "normal"}
     )
 
 
@@ -227,17 +222,19 @@ def sphere(
         marker = {"size": 2.5, "color": colour(r), "opacity": 0.7}
         figure.add_scatter3d(x=x, y=y, z=z, mode="markers", name=name, marker=marker)
     for r in np.flatnonzero(pi > 0.03):
-        x, y, z = 1.02 * tastes[r]
+        x, y, z = 1.06 * tastes[r]
         marker = {"size": 8 + 28 * np.sqrt(pi[r]), "color": colour(r), "line": {"color": INK, "width": 2}}
-        label = f"{names[r]} {pi[r]:.0%}"
-        figure.add_scatter3d(x=[x], y=[y], z=[z], mode="markers+text", text=[label], marker=marker, showlegend=False)
-    x, y, z = 1.03 * one
+        figure.add_scatter3d(x=[x], y=[y], z=[z], mode="markers", marker=marker, showlegend=False)
+        x, y, z = 1.18 * tastes[r]  # in front of the ball
+        figure.add_scatter3d(x=[x], y=[y], z=[z], mode="text", text=[f"{names[r]} {pi[r]:.0%}"], showlegend=False)
+    x, y, z = 1.12 * one
     figure.add_scatter3d(
-        x=[0, x], y=[0, y], z=[0, z], mode="lines+markers+text", text=["", "one vector"], showlegend=False,
-        line={"color": INK, "width": 6}, marker={"size": [0, 7], "color": INK, "symbol": "diamond"},
+        x=[0, x], y=[0, y], z=[0, z], mode="lines+markers+text", text=["", "one vector"],
+        textposition="top center", showlegend=False,
+        line={"color": INK, "width": 6}, marker={"size": [0, 12], "color": INK, "symbol": "diamond"},
     )  # fmt: skip
     hidden = {"visible": False}
-    eye = 1.55 * (one + np.array([0.0, 0.0, 0.35]))
+    eye = 1.45 * (one + np.array([0.0, 0.0, 0.25]))
     return figure.update_layout(
         scene={"xaxis": hidden, "yaxis": hidden, "zaxis": hidden, "aspectmode": "data"},
         scene_camera_eye=dict(zip("xyz", eye.tolist(), strict=True)),

@@ -1,0 +1,27 @@
+"""Tests and the notebooks they execute write into a folder of their own, never into outputs/."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+_scratch = tempfile.TemporaryDirectory(prefix="bach-tests-")
+os.environ["BACH_OUTPUT_DIR"] = _scratch.name
+
+
+@pytest.fixture(scope="session")
+def world():
+    """A small planted world, prepared."""
+    from bachlib.data import planted, prepare
+
+    folder = planted.write_world(n_users=150, n_items=600, n_interests=5, mean_events=120, seed=3)
+    return prepare("planted", folder, Path(_scratch.name) / "data" / "small", quiet=True)
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    folder = os.environ.get("BACH_DATA_DIR")
+    if not folder:
+        pytest.skip("BACH_DATA_DIR is not set: real logs cannot be shipped with the project (see README)")
+    return Path(folder)

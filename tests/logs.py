@@ -1,0 +1,70 @@
+"""Logs in the authors' formats, made by the tests, and the paper's pipeline once more in plain Python."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+Event = tuple[int, int, float, int]  # user, item, rating, time
+
+
+def random_events(seed: int, n_users: int = 12, n_items: int = 150, n: int = 2_500, ties: bool = True) -> list[Event]:
+    """Users of very different activity, repeated items, many tied times, not sorted by time."""
+    rng = random.Random(seed)
+    users = [1 + int(n_users * rng.random() ** 1.5) for _ in range(n)]
+    span = 400 if ties else 10**8
+    return [
+        (u, 1 + int(n_items * rng.random() ** 1.3), rng.choice([1, 2, 3, 4, 4, 4, 5, 5]), 10**9 + rng.randrange(span))
+        for u in users
+    ]
+
+
+def write_movielens_csv(path: Path, events: list[Event]) -> Path:
+    lines = [f"{u},{i},{float(r)},{t}" for u, i, r, t in events]
+    path.write_text("\n".join(["userId,movieId,rating,timestamp", *lines, ""]))
+    return path
+
+
+def write_rows(path: Path, events: list[Event], delimiter: str) -> Path:
+    path.write_text("".join(delimiter.join([str(u), str(i), str(int(r)), str(t)]) + "\n" for u, i, r, t in events))
+    return path
+
+
+def write_taobao(path: Path, events: list[Event]) -> Path:
+    kinds = ["pv", "buy", "cart", "fav", "pv"]
+    path.write_text("".join(f"{u},{i},{i % 7},{kinds[int(r) - 1]},{t}\n" for u, i, r, t in events))
+    return path
+
+
+def write_netflix(path: Path, events: list[Event]) -> Path:
+    """Grouped by movie, dates instead of seconds."""
+    by_movie: dict[int, list[str]] = {}
+    for u, i, r, t in events:
+        by_movie.setdefault(i, []).append(f"{u},{int(r)},{netflix_date(t)}")
+    path.write_text("".join(f"{i}:\n" + "".join(row + "\n" for row in rows) for i, rows in sorted(by_movie.items())))
+    return path
+
+
+def netflix_date(t: int) -> str:
+    return f"{2000 + t % 5}-{1 + t % 12:02d}-{1 + t % 28:02d}"
+
+
+def plain_pipeline(events, min_rating=4.0, min_items=80, max_items=50_000, rated=True) -> dict[int, list[int]]:
+    """Appendix A without any engine: user → raw item ids in order. `events` in the order of the log."""
+    liked = [e for e in events if not rated or e[2] >= min_rating]
+    liked.sort(key=lambda e: e[3])  # stable: ties keep the order of the log
+    sequences: dict[int, list[int]] = {}
+    for u, i, _, _ in liked:
+        if i not in sequences.setdefault(u, []):
+            sequences[u].append(i)
+    counts = Counter(i for items in sequences.values() for i in items)
+    kept = set(sorted(counts, key=lambda i: (-counts[i], i))[:max_items])
+    sequences = {u: [i for i in items if i in kept] for u, items in sequences.items()}
+    return {u: items for u, items in sequences.items() if len(items) >= min_items}
+
+
+def as_raw(dataset) -> dict:
+    """A prepared data set as raw ids, to compare with `plain_pipeline`."""
+    raw_item, raw_user = dataset.items["raw_id"].to_numpy(), dataset.users["raw_id"].to_numpy()
+    return {raw_user[u]: raw_item[dataset.sequence(u)].tolist() for u in range(dataset.n_users)}

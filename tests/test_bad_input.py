@@ -1,0 +1,334 @@
+"""Bad input gets an error that says what, where and what would be right, and leaves nothing behind."""
+
+import errno
+import gzip
+import json
+import resource
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+import pandas as pd
+import pytest
+from logs import as_raw, plain_pipeline, random_events, write_movielens_csv, write_netflix, write_rows, write_taobao
+
+from bachlib import BachError
+from bachlib.data import Dataset, prepare
+
+EVENTS = random_events(21, ties=False)
+MY = {"user": "who", "item": "what", "time": "when", "rating": "stars"}
+
+
+@pytest.fixture
+def refuses(tmp_path):
+    """Call prepare, expect an error with all the given pieces, and nothing left in the outputs folder."""
+
+    def call(source, path, *pieces, **params):
+        out = tmp_path / "outputs" / "made"
+        with pytest.raises(BachError) as caught:
+            prepare(source, path, out, quiet=True, **{"min_items": 40, **params})
+        for piece in pieces:
+            assert piece in str(caught.value)
+        assert not out.parent.exists() or list(out.parent.iterdir()) == []
+        return str(caught.value)
+
+    return call
+
+
+def my_csv(tmp_path, change=lambda lines: None, name="my.csv", encoding="utf-8"):
+    lines = ["who,what,when,stars", *(f"u{u},i{i},{t},{r}" for u, i, r, t in EVENTS)]
+    change(lines)
+    path = tmp_path / name
+    path.write_bytes(("\n".join(lines) + "\n").encode(encoding))
+    return path
+
+
+def spoil(number, line):
+    return lambda lines: lines.__setitem__(number - 1, line)
+
+
+def test_missing_file(refuses, tmp_path):
+    refuses("movielens-20m", tmp_path / "nowhere.csv", "nowhere.csv does not exist")
+
+
+def test_unknown_source_and_parameters(refuses, tmp_path):
+    refuses("movielens", tmp_path, "'movielens' is not known", "movielens-20m", "csv")
+    log = my_csv(tmp_path)
+    refuses("csv", log, "min_ratings: not a parameter; there are min_rating", min_ratings=3)
+    refuses("csv", log, "min_items", "greater than or equal to 31", "got 30", min_items=30)
+    refuses("csv", log, "encoding='klingon' is not an encoding", columns=MY, encoding="klingon")
+
+
+def test_wrong_format(refuses, tmp_path):
+    dat = write_rows(tmp_path / "ratings.dat", EVENTS, "::")
+    refuses(
+        "movielens-20m",
+        dat,
+        "not a movielens-20m log",
+        "userId,movieId,rating,timestamp",
+        repr(dat.read_text().split()[0]),
+    )
+    csv = write_movielens_csv(tmp_path / "ratings.csv", EVENTS)
+    refuses("movielens-1m", csv, "ratings.csv is not a movielens-1m log", "user::item::rating::time")
+    refuses("taobao", csv, "not a taobao log")
+    refuses("netflix", csv, "should be a movie like '1:'")
+    refuses("parquet", csv, "not a readable Parquet file")
+    (tmp_path / "binary.csv").write_bytes(b"who,what\0\0\n")
+    refuses("csv", tmp_path / "binary.csv", "not a text file")
+
+
+@pytest.mark.parametrize("source", ["movielens-20m", "movielens-1m", "taobao", "netflix", "csv"])
+def test_empty(refuses, tmp_path, source):
+    (tmp_path / "log").write_bytes(b"")
+    refuses(source, tmp_path / "log", "log is empty")
+
+
+def test_only_a_header(refuses, tmp_path):
+    refuses("movielens-20m", write_movielens_csv(tmp_path / "ratings.csv", []), "the log is empty")
+    refuses("csv", my_csv(tmp_path, lambda lines: lines.__delitem__(slice(1, None))), "the log is empty", columns=MY)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("7,8,great,1000000000", "line 50: rating is not a number: '7,8,great,1000000000'"),
+        ("7,8,4.0,yesterday", "line 50: time is not a time"),
+        ("7,x8,4.0,1000000000", "line 50: item is not a whole number"),
+        (",8,4.0,1000000000", "line 50: user is missing"),
+        ("7,8,4.0,", "line 50: time is missing"),
+        ("7,8,4.0", "line 50: missing columns"),
+        ("7,8,4.0,5,6", "line 50: too many columns"),
+        ("7,8,nan,1000000000", "line 50: rating is nan"),
+    ],
+)
+def test_bad_row_in_movielens(refuses, tmp_path, line, said):
+    path = write_movielens_csv(tmp_path / "ratings.csv", EVENTS)
+    lines = path.read_text().split("\n")
+    lines[49] = line
+    path.write_text("\n".join(lines))
+    message = refuses("movielens-20m", path, f"ratings.csv, {said}", "on_bad_rows='skip'")
+    assert "rows in all" not in message
+
+    dataset = prepare("movielens-20m", path, tmp_path / "skipped", min_items=40, on_bad_rows="skip", quiet=True)
+    assert dataset.meta["bad_rows"]["count"] == 1 and said in dataset.meta["bad_rows"]["first"][0]
+    assert as_raw(dataset) == plain_pipeline(EVENTS[:48] + EVENTS[49:], min_items=40)
+
+
+@pytest.mark.parametrize(("source", "delimiter"), [("movielens-20m", ","), ("movielens-1m", "::"), ("taobao", ",")])
+@pytest.mark.parametrize("lost", [3, 14])
+def test_truncated_last_line(refuses, tmp_path, source, delimiter, lost):
+    """Cut off inside the time (it still reads as a number) or with fields missing."""
+    path = tmp_path / "log"
+    writer = {"movielens-20m": write_movielens_csv, "taobao": write_taobao}.get(source)
+    writer(path, EVENTS) if writer else write_rows(path, EVENTS, delimiter)
+    path.write_bytes(path.read_bytes()[:-lost])
+    n_lines = len(EVENTS) + (source == "movielens-20m")
+    refuses(source, path, f"log, line {n_lines}: ")
+    dataset = prepare(source, path, tmp_path / "skipped", min_items=40, on_bad_rows="skip", quiet=True)
+    assert as_raw(dataset) == plain_pipeline(EVENTS[:-1], min_items=40, rated=source != "taobao")
+
+
+def test_a_last_line_without_its_line_end_is_complete(tmp_path):
+    path = write_movielens_csv(tmp_path / "ratings.csv", EVENTS)
+    path.write_bytes(path.read_bytes().rstrip(b"\n"))
+    dataset = prepare("movielens-20m", path, tmp_path / "o", min_items=40, quiet=True)
+    assert as_raw(dataset) == plain_pipeline(EVENTS, min_items=40)
+
+
+def test_bad_rows_of_taobao_and_netflix(refuses, tmp_path):
+    path = write_taobao(tmp_path / "UserBehavior.csv", EVENTS)
+    path.write_text(path.read_text().replace(",buy,", ",steal,", 1))
+    refuses("taobao", path, "behavior is not one of pv, buy, cart, fav")
+
+    path = write_netflix(tmp_path / "combined_data_1.txt", EVENTS)
+    lines = path.read_text().split("\n")
+    lines[9:9] = ["12,five,2005-01-01", "12,5", "12,5,2005-13-01"]
+    path.write_text("\n".join(lines))
+    message = refuses("netflix", path, *(f"combined_data_1.txt, line {n}: neither" for n in (10, 11, 12)))
+    assert "'12,five,2005-01-01'" in message
+    dataset = prepare("netflix", path, tmp_path / "skipped", min_items=40, on_bad_rows="skip", quiet=True)
+    assert dataset.meta["bad_rows"]["count"] == 3
+
+
+def test_the_first_few_bad_rows_are_shown_and_all_are_counted(refuses, tmp_path):
+    path = my_csv(tmp_path, lambda lines: [spoil(n, f"u1,i1,,{n}")(lines) for n in range(10, 30)])
+    message = refuses("csv", path, "my.csv, line 10: time is missing", "line 14:", "20 rows in all", columns=MY)
+    assert "line 15:" not in message
+
+
+@pytest.mark.parametrize(
+    ("row", "said"), [(",i1,5,4", "user is missing"), ("u1,,5,4", "item is missing"), ("u1,i1,5,inf", "rating is inf")]
+)
+def test_missing_values_in_my_csv(refuses, tmp_path, row, said):
+    refuses("csv", my_csv(tmp_path, spoil(40, row)), f"my.csv, line 40: {said}", columns=MY)
+
+
+def test_blank_and_quoted_lines_do_not_shift_the_line_number(refuses, tmp_path):
+    def change(lines):
+        lines[4] = '"u\n1",i1,1000000000,5'
+        lines[6] = ""
+        lines[20] = ",i1,1000000000,5"
+
+    refuses("csv", my_csv(tmp_path, change), "line 22: user is missing", columns=MY)
+
+
+def test_missing_columns_name_those_found(refuses, tmp_path):
+    refuses(
+        "csv",
+        my_csv(tmp_path),
+        "no column 'user' (user), 'item' (item), 'time' (time)",
+        "'who', 'what', 'when', 'stars'",
+    )
+    refuses("csv", my_csv(tmp_path), "no column 'date' (time)", columns={**MY, "time": "date"})
+    frame = pd.read_csv(my_csv(tmp_path))
+    frame.to_parquet(tmp_path / "my.parquet")
+    refuses("parquet", tmp_path / "my.parquet", "no column 'user' (user)", "'who', 'what', 'when', 'stars'")
+    frame.assign(when=frame["when"].mask(frame.index == 6)).to_parquet(tmp_path / "my.parquet")
+    refuses("parquet", tmp_path / "my.parquet", "my.parquet, row 7: time is missing", columns=MY)
+
+
+def test_a_time_that_is_none(refuses, tmp_path):
+    path = my_csv(tmp_path, lambda lines: lines.__setitem__(slice(1, None), [f"u1,i{n},soon,5" for n in range(90)]))
+    refuses("csv", path, "column 'when' should hold the time", "holds 'soon'", "time_format=", columns=MY)
+    path = my_csv(
+        tmp_path, lambda lines: lines.__setitem__(slice(1, None), [f"u1,i{n},01/02/2020,5" for n in range(90)])
+    )
+    refuses("csv", path, "%m/%d/%Y and as %d/%m/%Y", "time_format=", columns=MY)
+    dataset = prepare("csv", path, tmp_path / "o", columns=MY, time_format="%d/%m/%Y", min_items=40, quiet=True)
+    assert dataset.n_users == 1
+
+
+def test_not_utf8(refuses, tmp_path):
+    path = my_csv(tmp_path, spoil(30, "u1,café,1000000000,5"), encoding="latin-1")
+    refuses("csv", path, "my.csv, line 30: the file is not UTF-8", "encoding='latin-1'", columns=MY)
+    dataset = prepare("csv", path, tmp_path / "o", columns=MY, encoding="latin-1", min_items=40, quiet=True)
+    assert dataset.meta["bad_rows"]["count"] == 0
+    refuses("csv", my_csv(tmp_path), "is not utf-16", columns=MY, encoding="utf-16")
+
+
+def test_nobody_is_long_enough(refuses, tmp_path):
+    longest = max(len(s) for s in plain_pipeline(EVENTS, min_items=1).values())
+    path = my_csv(tmp_path)
+    refuses(
+        "csv",
+        path,
+        "no user has 500 liked items",
+        f"the longest sequence has {longest}",
+        "Lower min_items",
+        columns=MY,
+        min_items=500,
+    )
+    refuses(
+        "csv",
+        path,
+        "no event has a rating of 6",
+        "ratings go from 1 to 5",
+        "lower min_rating",
+        columns=MY,
+        min_rating=6,
+    )
+
+
+def test_zip_without_the_log(refuses, tmp_path):
+    with zipfile.ZipFile(tmp_path / "ml-1m.zip", "w") as archive:
+        archive.writestr("ml-1m/README", "hello")
+    refuses("movielens-1m", tmp_path / "ml-1m.zip", "holds no ratings.dat", "it holds ml-1m/README")
+    (tmp_path / "empty").mkdir()
+    refuses("movielens-1m", tmp_path / "empty", "holds no ratings.dat", "it holds nothing")
+
+
+def test_damaged_archives(refuses, tmp_path):
+    write_rows(tmp_path / "ratings.dat", EVENTS, "::")
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.write(tmp_path / "ratings.dat", "ml-1m/ratings.dat")
+    data = (tmp_path / "a.zip").read_bytes()
+    (tmp_path / "cut.zip").write_bytes(data[: len(data) // 2])
+    refuses("movielens-1m", tmp_path / "cut.zip", "cut.zip is not a readable zip", "download it again")
+    (tmp_path / "flipped.zip").write_bytes(data[:3000] + bytes([data[3000] ^ 255]) + data[3001:])
+    refuses("movielens-1m", tmp_path / "flipped.zip", "damaged")
+    packed = gzip.compress((tmp_path / "ratings.dat").read_bytes())
+    (tmp_path / "ratings.dat.gz").write_bytes(packed[:-2000])
+    refuses("movielens-1m", tmp_path / "ratings.dat.gz", "ratings.dat.gz is damaged or was cut off")
+
+
+def test_two_logs_of_one_name(refuses, tmp_path):
+    for name in ("ml-20m", "ml-25m"):
+        (tmp_path / name).mkdir()
+        write_movielens_csv(tmp_path / name / "ratings.csv", EVENTS)
+    refuses("movielens-20m", tmp_path, "more than one ratings.csv", "ml-25m/ratings.csv", "pass the one you mean")
+
+
+def test_a_folder_that_is_something_else_is_not_touched(tmp_path):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.tex").write_text("years of work")
+    with pytest.raises(BachError, match="not a prepared data set; choose another out="):
+        prepare("csv", my_csv(tmp_path), tmp_path / "thesis", columns=MY, quiet=True)
+    assert (tmp_path / "thesis" / "chapter.tex").read_text() == "years of work"
+
+
+# ----------------------------------------------------------------------------------- half-way through
+
+
+def test_disk_full_while_writing(refuses, tmp_path, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("bachlib.data.store.pq.write_table", full)
+    refuses("csv", my_csv(tmp_path), "no disk space left", "BACH_OUTPUT_DIR", columns=MY)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="file size limits are a Unix thing")
+def test_disk_full_for_real(tmp_path):
+    """A process that may not write files over 4 kB: the engine, the unpacking or numpy meets the wall."""
+    path = write_movielens_csv(tmp_path / "ratings.csv", EVENTS)
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.write(path, "ml-20m/ratings.csv")
+    raw, out = str(tmp_path / "a.zip"), str(tmp_path / "outputs" / "made")
+    code = f"""
+from bachlib.data import prepare
+try:
+    prepare("movielens-20m", {raw!r}, {out!r}, min_items=40, quiet=True)
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))  # noqa: E731
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, preexec_fn=limit)
+    assert done.stdout.startswith("BachError no disk space left"), done.stdout + done.stderr
+    assert list((tmp_path / "outputs").iterdir()) == []
+
+
+def test_an_old_folder_survives_a_failed_new_one(tmp_path, monkeypatch):
+    path = my_csv(tmp_path)
+    before = as_raw(prepare("csv", path, tmp_path / "o", columns=MY, min_items=40, quiet=True))
+    monkeypatch.setattr(sys.modules["bachlib.data.prepare"], "write_items", lambda *a: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        prepare("csv", path, tmp_path / "o", columns=MY, min_items=41, quiet=True)
+    assert as_raw(Dataset.load(tmp_path / "o")) == before
+
+
+def test_what_a_killed_process_left_is_swept(tmp_path):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    left = tmp_path / f".o.{dead.pid}.abc.partial"
+    (left / "new").mkdir(parents=True)
+    living = tmp_path / ".o.1.abc.partial"
+    living.mkdir()
+    prepare("csv", my_csv(tmp_path), tmp_path / "o", columns=MY, min_items=40, quiet=True)
+    assert not left.exists() and living.exists()
+
+
+def test_memory_too_small_is_said(tmp_path):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({name: rng.integers(10**6, size=400_000) for name in ("user", "item", "time")})
+    frame.to_csv(tmp_path / "l.csv", index=False)
+    with pytest.raises(BachError, match="raise memory="):
+        prepare("csv", tmp_path / "l.csv", tmp_path / "o", memory="3MB", quiet=True)
+
+
+def test_a_folder_that_is_not_prepared(tmp_path):
+    with pytest.raises(BachError, match=r"not a prepared data set \(it has no meta\.json\)"):
+        Dataset.load(tmp_path)
+    (tmp_path / "meta.json").write_text(json.dumps({"format": 0}))
+    with pytest.raises(BachError, match="has format 0, this version reads 1; prepare it anew"):
+        Dataset.load(tmp_path)

@@ -1,0 +1,122 @@
+"""The committed notebooks: paired, executed, small, free of machine traces; and in batch they give these numbers."""
+
+import json
+import re
+from pathlib import Path
+
+import jupytext
+import nbformat
+import pytest
+
+from bachlib import BachError
+from bachlib.sweep import all_executed, notebook_names, read_params, run, same_cells
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+@pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
+def notebook(request):
+    return request.param, nbformat.read(request.param, as_version=4)
+
+
+def test_every_notebook_is_a_pair():
+    assert [path.stem for path in NOTEBOOKS] == notebook_names()
+
+
+def test_the_pair_holds_the_same_cells(notebook):
+    path, committed = notebook
+    assert same_cells(jupytext.read(path.with_suffix(".py")), committed), f"{path.name} is stale: make sync"
+
+
+def test_executed_from_top_to_bottom(notebook):
+    path, committed = notebook
+    assert all_executed(committed), f"{path.name}: execution counts are not 1 … n: make sync"
+    kinds = [output.output_type for cell in committed.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert "error" not in kinds
+    assert not [o for c in committed.cells if c.cell_type == "code" for o in c.outputs if o.get("name") == "stderr"]
+
+
+def test_small_and_without_traces(notebook):
+    path, committed = notebook
+    text = path.read_text()
+    assert len(text) < 1_000_000
+    assert "widgets" not in committed.metadata and "papermill" not in committed.metadata
+    assert committed.metadata.kernelspec.name == "python3"
+    assert not re.search(r"/(?:home|Users|root|work|tmp)/\w+", text), f"{path.name} holds a path of a machine"
+
+
+def test_form(notebook):
+    """Claim, question, parameters, setup, …, exercises with answers, a record, what comes next."""
+    path, committed = notebook
+    cells = committed.cells
+    assert 20 <= len(cells) <= 48
+    assert cells[0].source.startswith(f"# {path.stem[:2]} · ") and "**Question.**" in cells[0].source
+    assert "CPU minutes" in cells[0].source
+    assert cells[1].metadata.tags == ["parameters"]
+    assert re.fullmatch(r"(\w+ = [^\n]+\n?)+", cells[1].source), "parameters are flat literals"
+    assert any("## Exercises" in cell.source and "<details>" in cell.source for cell in cells)
+    assert any(cell.source.startswith("record(") for cell in cells)
+    assert cells[-1].source.startswith("**Next:**")
+    assert all(len(cell.source.splitlines()) <= 18 for cell in cells if cell.cell_type == "code")
+    assert any("assert " in cell.source for cell in cells if cell.cell_type == "code")
+
+
+def test_the_quickstart_gives_its_numbers():
+    """`make run` in full; the numbers are those of the committed file, to rounding."""
+    folder = run(ROOT / "params" / "quickstart.yaml")
+    assert re.fullmatch(r"quickstart-[0-9a-f]{8}", folder.name)
+    status = json.loads((folder / "status.json").read_text())
+    assert status["status"] == "done" and set(status["notebooks"]) == set(notebook_names())
+    expected = json.loads((ROOT / "tests" / "quickstart.json").read_text())
+    metrics = json.loads((folder / "metrics.json").read_text())
+    assert {name: set(values) for name, values in metrics.items()} == {n: set(v) for n, v in expected.items()}
+    for name, values in expected.items():
+        for key, value in values.items():
+            wanted = (
+                value if isinstance(value, str) else pytest.approx(value, abs=2e-3 if isinstance(value, float) else 0)
+            )
+            assert metrics[name][key] == wanted, f"{name}: {key}"
+    index = (folder / "index.html").read_text()
+    for name in notebook_names():
+        page = (folder / f"{name}.html").read_text()
+        assert f'href="{name}.html"' in index and page.count("Plotly.newPlot") >= 4
+        assert "\\mathbf" not in page and "$\\" not in page and "<math" in page, "formulas need a network"
+        assert 'src="http' not in page
+    assert (folder / "plotly.min.js").stat().st_size > 1e6
+
+
+def params_file(tmp_path, text) -> Path:
+    (tmp_path / "p.yaml").write_text(text)
+    return tmp_path / "p.yaml"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name: x\nnotebooks: {00_tour: {n_user: 3}}", "00_tour has no parameter n_user; it has n_users"),
+        ("name: x\nnotebooks: {99_no: {}}", "no notebook 99_no; there are 00_tour"),
+        ("notebooks: {}", "should have a name and notebooks"),
+        ("name: [", "is not YAML"),
+    ],
+)
+def test_wrong_parameter_files(tmp_path, text, said):
+    with pytest.raises(BachError, match=re.escape(said)):
+        read_params(params_file(tmp_path, text))
+
+
+def test_a_missing_parameter_file(tmp_path):
+    with pytest.raises(BachError, match="does not exist; there are none"):
+        read_params(tmp_path / "p.yaml")
+
+
+def test_a_run_that_fails_says_where_and_keeps_what_there_is(tmp_path):
+    with pytest.raises(BachError, match=r"03_data, cell .*BachError: .*no user has 5000 liked items"):
+        run(params_file(tmp_path, "name: broken\nnotebooks: {03_data: {min_items: 5000}}"))
+    from bachlib.records import output_dir
+
+    (folder,) = output_dir("runs").glob("broken-*")
+    status = json.loads((folder / "status.json").read_text())
+    assert status["status"] == "failed" and status["failed"] == "03_data"
+    assert "no user has 5000" in (folder / "index.html").read_text()
+    assert (folder / "03_data.ipynb").exists()

@@ -1,0 +1,152 @@
+"""The project's own promises: one lock for pip and conda, rooms that import only to their left, a true README."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def direct() -> dict[str, Requirement]:
+    extras = PROJECT["optional-dependencies"]
+    wanted = [*PROJECT["dependencies"], *extras["faiss-cpu"], *extras["test"]]
+    return {canonicalize_name(r.name): r for r in map(Requirement, wanted)}
+
+
+def lock() -> dict[str, str]:
+    lines = [line for line in (ROOT / "requirements.lock").read_text().splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines), "the lock holds only exact versions"
+    return {canonicalize_name(name): version for name, version in (line.split("==") for line in lines)}
+
+
+def environment() -> dict[str, str]:
+    (pip,) = [
+        entry["pip"]
+        for entry in yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
+        if isinstance(entry, dict)
+    ]
+    assert pip[0] == "-c requirements.lock" and pip[-1] == "-e ."
+    return {canonicalize_name(name): version for name, version in (line.split("==") for line in pip[1:-1])}
+
+
+def test_lock_follows_pyproject():
+    locked = lock()
+    for name, wanted in direct().items():
+        assert name in locked, f"{name} of pyproject.toml is not in the lock: make lock"
+        assert wanted.specifier.contains(locked[name]), (
+            f"{name}: the lock has {locked[name]}, pyproject.toml wants {wanted}"
+        )
+    assert locked["torch"] == "2.13.0"
+    assert not {"faiss-gpu", "faiss-gpu-cu12"} & locked.keys(), "faiss-cpu and faiss-gpu must not be installed together"
+
+
+def test_environment_follows_the_lock():
+    assert environment() == {name: lock()[name] for name in direct()}
+    assert "faiss-gpu" in (ROOT / "environment.yml").read_text(), "the comment on GPU hosts is gone"
+
+
+def test_the_lock_is_what_is_installed_and_complete():
+    locked = lock()
+    for name, version in locked.items():
+        assert metadata.version(name).split("+")[0] == version, f"{name}: installed is another version; run make again"
+        for needed in map(Requirement, metadata.requires(name) or []):
+            applies = needed.marker is None or needed.marker.evaluate({"extra": ""})
+            if applies and not needed.name.startswith(("nvidia-", "cuda-", "triton", "setuptools")):
+                assert canonicalize_name(needed.name) in locked, f"{name} needs {needed.name}, which is not locked"
+
+
+# ------------------------------------------------------------------------------------------------------ rooms
+
+ROOMS = ["data", "model", "train", "evaluate", "serve", "show"]
+EVERYWHERE = {"params", "records"}
+
+
+def imports_of(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("bachlib"):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "bachlib").glob("*/*.py")), ids=lambda p: f"{p.parent.name}/{p.name}")
+def test_a_module_imports_only_from_its_left(path):
+    here = ROOMS.index(path.parent.name)
+    for name in imports_of(path):
+        if name.startswith("bachlib.") and (room := name.split(".")[1]) in ROOMS:
+            assert ROOMS.index(room) <= here, f"{path.name} imports {name}, which is to its right"
+        if name.split(".")[0] in ("plotly", "ipywidgets", "anywidget"):
+            assert path.parent.name == "show", f"{path.name} imports {name}; only show/ draws"
+
+
+def test_modules_stay_small():
+    for path in (ROOT / "bachlib").rglob("*.py"):
+        assert len(path.read_text().splitlines()) <= 280, f"{path.name} holds more than one concept"
+
+
+# ----------------------------------------------------------------------------------------------------- README
+
+
+def committed() -> list[str]:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout: which files belong to the project is not known")
+    return listed.stdout.splitlines()
+
+
+def test_the_readme_names_every_file():
+    readme = (ROOT / "README.md").read_text()
+    tree = readme.split("## What is where")[1].split("```")[1]
+    for path in committed():
+        if path.startswith(("bachlib/", "notebooks/", "params/")) and not path.endswith(("__init__.py", ".ipynb")):
+            assert Path(path).name in tree, f"README's tree does not name {path}"
+    for name in re.findall(r"[\w-]+\.(?:py|yaml|yml|toml|lock)\b", tree):
+        assert any(path.endswith(name) for path in committed()), f"README's tree names {name}, which is not there"
+
+
+def test_readme_links_and_commands_exist():
+    readme = (ROOT / "README.md").read_text()
+    for link in re.findall(r"\]\(([^)#]+)\)", readme):
+        assert link.startswith("http") or (ROOT / link).exists(), f"README links to {link}, which is not there"
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), flags=re.M)
+    for target in re.findall(r"^make (\w+)|`make (\w+)`", readme, flags=re.M):
+        assert (target[0] or target[1]) in targets, f"README tells of make {target}, which is not there"
+    assert {"run", "test", "lab", "sync", "lint", "bench", "clean"} <= set(targets)
+
+
+def test_no_path_of_a_machine():
+    home = re.compile(r"/(?:home|Users|root)/\w+|/tmp/tmp\w+")
+    for path in committed():
+        if not path.endswith(".png"):
+            found = home.search((ROOT / path).read_text())
+            assert not found, f"{path} holds a path of somebody's machine: {found.group()}"
+
+
+def test_make_works_from_a_path_with_spaces(tmp_path):
+    """`make lint` in a copy with spaces in its path, with an environment that is ready (a link to this one)."""
+    folder = tmp_path / "my work book"
+    folder.mkdir()
+    for name in ("Makefile", "requirements.lock", "pyproject.toml", "bachlib"):
+        (folder / name).symlink_to(ROOT / name)
+    (folder / ".venv" / "bin").mkdir(parents=True)
+    python = folder / ".venv" / "bin" / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    (folder / ".venv" / "ready").touch()
+    done = subprocess.run(
+        ["make", "lint"], cwd=folder, capture_output=True, text=True, env={**os.environ, "MAKEFLAGS": ""}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
