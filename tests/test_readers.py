@@ -189,6 +189,16 @@ def test_own_log_without_ratings_titles_and_default_names(tmp_path):
         assert list(row["genres"]) == (["A", "B"] if int(row["raw_id"]) % 2 else [])
 
 
+@pytest.mark.parametrize("name", ["it's [1] *?.x", "ünï – 中.x"])
+def test_odd_file_names(tmp_path, name):
+    (tmp_path / "it's 1 ab.x").write_text("a file the pattern would match\n")
+    frame = own_frame(OWN["t"])
+    frame.to_csv(tmp_path / name, index=False)
+    assert as_raw(prepare("csv", tmp_path / name, tmp_path / "o", columns=COLUMNS, **SETTING)) == own_expected()
+    frame.to_parquet(tmp_path / name)
+    assert as_raw(prepare("parquet", tmp_path / name, tmp_path / "p", columns=COLUMNS, **SETTING)) == own_expected()
+
+
 def test_another_encoding(tmp_path):
     frame = own_frame(OWN["t"]).assign(StockCode=lambda f: "é" + f["StockCode"])
     frame.to_csv(tmp_path / "l.csv", index=False, encoding="utf-16")

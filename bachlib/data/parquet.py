@@ -7,13 +7,13 @@ from pathlib import Path
 import duckdb
 
 from bachlib import BachError
-from bachlib.data.rows import SHOWN, BadRows, append, integer_time, named_columns, quote, time_type
+from bachlib.data.rows import SHOWN, BadRows, append, integer_time, named_columns, quote, quote_path, time_type
 from bachlib.params import PrepareParams
 
 
 def read_parquet(con: duckdb.DuckDBPyConnection, path: Path, label: str, params: PrepareParams, bad: BadRows) -> None:
     """Append one Parquet file to the table `log`. Rows with a missing or unreadable value go to `bad`."""
-    relation = f"read_parquet({quote(str(path))}, file_row_number = true)"
+    relation = f"read_parquet({quote_path(path)}, file_row_number = true)"
     try:
         described = con.execute(f"DESCRIBE SELECT * EXCLUDE (file_row_number) FROM {relation}").fetchall()
     except duckdb.Error as error:

@@ -5,7 +5,9 @@ A row that cannot be read never disappears silently: `BadRows` counts it and kee
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import duckdb
 
@@ -37,6 +39,11 @@ class BadRows:
 def quote(text: str) -> str:
     """A text as an SQL literal."""
     return "'" + text.replace("'", "''") + "'"
+
+
+def quote_path(path: Path) -> str:
+    """A file name as an SQL literal; DuckDB takes `*`, `?` and `[` in it for a pattern."""
+    return quote(re.sub(r"[*?\[]", r"[\g<0>]", str(path)))
 
 
 def append(con: duckdb.DuckDBPyConnection, select: str) -> None:

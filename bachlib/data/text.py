@@ -11,7 +11,7 @@ from pathlib import Path
 import duckdb
 
 from bachlib import BachError
-from bachlib.data.rows import SHOWN, BadRows, append, integer_time, named_columns, quote, time_type
+from bachlib.data.rows import SHOWN, BadRows, append, integer_time, named_columns, quote, quote_path, time_type
 from bachlib.data.sources import Source
 from bachlib.params import PrepareParams
 
@@ -79,7 +79,7 @@ def _relation(path: Path, layout: Layout, params: PrepareParams) -> str:
         options["timestampformat"] = quote(layout.time_format)
     if params.on_bad_rows == "stop":
         options["rejects_limit"] = str(REJECTS_LIMIT)
-    return f"read_csv({quote(str(path))}, {', '.join(f'{name} = {value}' for name, value in options.items())})"
+    return f"read_csv({quote_path(path)}, {', '.join(f'{name} = {value}' for name, value in options.items())})"
 
 
 def _known_layout(source: Source, path: Path, label: str) -> Layout:
