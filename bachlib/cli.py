@@ -62,7 +62,7 @@ def prepare(
             f"--{' --'.join(columns)}: {source} has its own columns; name yours with --source csv or parquet"
         )
     dataset = prepare_log(
-        source, path or locate(source), out, memory=memory,
+        str(source), path or locate(source), out, memory=memory,
         min_rating=min_rating, min_items=min_items, max_items=max_items, max_users=max_users, seed=seed, ties=ties,
         columns=columns, time_format=time_format, encoding=encoding, on_bad_rows=on_bad_rows,
     )  # fmt: skip
@@ -204,6 +204,9 @@ def main() -> None:
     except BachError as error:
         typer.secho(f"bach: {error}", fg="red", err=True)
         sys.exit(2)
+    except KeyboardInterrupt:
+        typer.secho("bach: stopped; nothing half-made was left", fg="red", err=True)
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from bachlib import BachError
 
@@ -23,7 +23,9 @@ class Params(BaseModel):
 class PrepareParams(Params):
     """The pipeline of appendix A. The defaults are the paper's, where the paper has one."""
 
-    min_rating: float = Field(4.0, description="liked means a rating of at least this; logs without ratings keep all")
+    min_rating: float = Field(
+        4.0, allow_inf_nan=False, description="liked means a rating of at least this; logs without ratings keep all"
+    )
     min_items: int = Field(80, ge=MIN_ITEMS, description="users with fewer liked items are dropped")
     max_items: int = Field(50_000, ge=1, description="the catalogue keeps this many most frequent items")
     max_users: int = Field(100_000, ge=1, description="at most this many users, drawn with `seed`")
@@ -46,15 +48,24 @@ class WorldParams(Params):
     d: int = Field(16, ge=2, description="dimension of the planted sphere")
     interests_per_user: float = Field(4.0, gt=0, description="Dirichlet(α) with α = this / n_interests in each place")
     stickiness: Share = Field(0.7, description="probability that the next event stays on the interest")
-    width: float = Field(0.5, gt=0, lt=1.5, description="typical angle (radians) of an item to its interest")
+    width: float = Field(0.5, ge=0.01, lt=1.5, description="typical angle (radians) of an item to its interest")
     taste: float = Field(
-        0.25, gt=0, description="angle (radians) to the own taste at which a user's weight for an item has halved"
+        0.25,
+        ge=0.01,
+        le=3,
+        description="angle (radians) to the own taste at which a user's weight for an item has halved",
     )
-    zipf: float = Field(0.6, ge=0, description="exponent of popularity inside an interest")
+    zipf: float = Field(0.6, ge=0, le=5, description="exponent of popularity inside an interest")
     mean_events: float = Field(150.0, ge=20, description="liked events of a user, on average")
     disliked: Share = Field(0.15, description="share of events at random items, rated below 4")
     repeated: Share = Field(0.05, description="share of events that meet an earlier item again")
     seed: int = Field(0, ge=0)
+
+    @model_validator(mode="after")
+    def _every_interest_has_an_item(self) -> Self:
+        if self.n_items < self.n_interests:
+            raise ValueError(f"n_items should be at least n_interests ({self.n_interests}), got {self.n_items}")
+        return self
 
 
 P = TypeVar("P", bound=Params)
@@ -70,6 +81,8 @@ def validated(model: type[P], values: dict[str, Any], where: str) -> P:
             key = ".".join(str(part) for part in problem["loc"])
             if problem["type"] == "extra_forbidden":
                 lines.append(f"  {key}: not a parameter; there are {', '.join(model.model_fields)}")
+            elif not key:  # a rule between fields, which says what it found
+                lines.append(f"  {problem['msg'].removeprefix('Value error, ')}")
             else:
                 lines.append(f"  {key}: {problem['msg']}, got {problem['input']!r}")
         raise BachError(f"{where}: wrong parameters\n" + "\n".join(lines)) from None

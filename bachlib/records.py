@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
@@ -13,6 +14,11 @@ from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 RUN_DIR = "BACH_RUN_DIR"  # set by `bach run` for the notebooks it executes
 
@@ -68,9 +74,19 @@ def whole_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(aside, ignore_errors=True)
 
 
+@contextmanager
+def only_one(target: Path) -> Iterator[None]:
+    """Wait until no other process is making `target`. (Where files cannot be locked, nobody waits.)"""
+    name = hashlib.sha256(str(target).encode()).hexdigest()[:16]
+    with (Path(tempfile.gettempdir()) / f"bach-{name}.lock").open("w") as lock:
+        if fcntl:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # goes with the process, also when it is killed
+        yield
+
+
 def _sweep_partials(target: Path) -> None:
     """Remove what processes that were killed have left behind; the living keep theirs."""
-    for left in target.parent.glob(f".{target.name}.*.partial"):
+    for left in target.parent.glob(f".{glob.escape(target.name)}.*.partial"):
         with suppress(ValueError, ProcessLookupError, PermissionError):
             pid = int(left.name.removeprefix(f".{target.name}.").split(".")[0])
             try:

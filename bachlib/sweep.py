@@ -48,6 +48,8 @@ def read_params(path: Path) -> dict[str, Any]:
     ):
         raise BachError(f"{path} should have a name and notebooks: {{notebook: {{parameter: value}}}}")
     for name, values in params["notebooks"].items():
+        if not isinstance(values or {}, dict):
+            raise BachError(f"{path}: {name} should have {{parameter: value}} and has {values!r}")
         source = notebook_folder() / f"{name}.ipynb"
         if not source.exists():
             raise BachError(f"{path}: there is no notebook {name}; there are {', '.join(notebook_names())}")

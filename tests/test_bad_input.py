@@ -164,13 +164,77 @@ def test_missing_values_in_my_csv(refuses, tmp_path, row, said):
     refuses("csv", my_csv(tmp_path, spoil(40, row)), f"my.csv, line 40: {said}", columns=MY)
 
 
-def test_blank_and_quoted_lines_do_not_shift_the_line_number(refuses, tmp_path):
+@pytest.mark.parametrize(
+    ("row", "said"), [(",i1,1000000000,5", "user is missing"), ("u1,i1,never,5", "time is not a time")]
+)
+def test_blank_and_quoted_lines_do_not_shift_the_line_number(refuses, tmp_path, row, said):
     def change(lines):
         lines[4] = '"u\n1",i1,1000000000,5'
         lines[6] = ""
-        lines[20] = ",i1,1000000000,5"
+        lines[20] = row
 
-    refuses("csv", my_csv(tmp_path, change), "line 22: user is missing", columns=MY)
+    refuses("csv", my_csv(tmp_path, change), f"line 22: {said}", columns=MY)
+
+
+def test_line_numbers_in_a_large_file(refuses, tmp_path):
+    lines = [f'"a\nb",i{n},{10**9 + n},5' if n % 3 == 0 else f"u{n % 7},i{n},{10**9 + n},5" for n in range(400_000)]
+    lines[300_000] = "u1,i1,never,5"
+    (tmp_path / "big.csv").write_text("who,what,when,stars\n" + "\n".join(lines) + "\n")
+    physical = 2 + 300_000 + sum(n % 3 == 0 for n in range(300_000))
+    refuses("csv", tmp_path / "big.csv", f"big.csv, line {physical}: time is not a time", columns=MY)
+
+
+@pytest.mark.parametrize("mode", ["stop", "skip"])
+def test_a_stray_quote_is_never_skipped_over(refuses, tmp_path, mode):
+    """It would take every row up to the next quote with it, and count as one."""
+    path = my_csv(tmp_path, spoil(60, 'u1,"12 INCH,5,5'))
+    message = refuses("csv", path, "my.csv, line 60", "mend that line", columns=MY, on_bad_rows=mode)
+    assert len(message) < 600
+    path = write_movielens_csv(tmp_path / "ratings.csv", EVENTS)
+    lines = path.read_text().split("\n")
+    lines[49] = '7,"8,4.0,1000000000'
+    path.write_text("\n".join(lines))
+    dataset = prepare("movielens-20m", path, tmp_path / f"o-{mode}", min_items=40, on_bad_rows="skip", quiet=True)
+    assert dataset.meta["bad_rows"]["count"] == 1 and "line 50" in dataset.meta["bad_rows"]["first"][0]
+
+
+def test_a_movie_line_that_is_none_is_never_skipped_over(refuses, tmp_path):
+    path = write_netflix(tmp_path / "combined_data_1.txt", EVENTS)
+    path.write_text(path.read_text().replace("\n7:\n", "\n7;\n"))
+    refuses("netflix", path, "It should be a movie like '7:' and is '7;'", on_bad_rows="skip")
+    path.write_text(write_netflix(path, EVENTS).read_text() + "99999999999,5,2005-01-01\n5,300,2005-01-01\n")
+    dataset = prepare("netflix", path, tmp_path / "o", min_items=40, on_bad_rows="skip", quiet=True)
+    assert dataset.meta["bad_rows"]["count"] == 2
+
+
+def test_files_of_a_folder_that_do_not_fit(refuses, tmp_path):
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    (folder / "a.csv").write_text("user,item,time\nu,i,1\n")
+    (folder / "b.csv").write_text("user,item,time,rating\nu,i,1,5\n")
+    refuses("csv", folder, "b.csv has item, rating, time, user, the files before it have item, time, user")
+
+
+def test_one_column_for_two_roles(refuses, tmp_path):
+    refuses("csv", my_csv(tmp_path), "column 'who' is named for user and for item", columns={**MY, "item": "who"})
+
+
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        ({"min_rating": float("nan")}, "min_rating: Input should be a finite number"),
+        ({"time_format": "%q"}, "failed: "),
+        ({"memory": "lots"}, "failed: "),
+    ],
+)
+def test_parameters_the_engine_does_not_take(refuses, tmp_path, params, said):
+    refuses("csv", my_csv(tmp_path), said, columns=MY, **params)
+
+
+def test_old_mac_line_ends_are_said(refuses, tmp_path):
+    path = my_csv(tmp_path)
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r"))
+    refuses("csv", path, "carriage return only", columns=MY)
 
 
 def test_missing_columns_name_those_found(refuses, tmp_path):
@@ -270,6 +334,51 @@ def test_a_folder_that_is_something_else_is_not_touched(tmp_path):
 # ----------------------------------------------------------------------------------- half-way through
 
 
+def test_places_that_cannot_be_written(tmp_path):
+    path = my_csv(tmp_path)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(BachError, match="cannot be written"):
+        prepare("csv", path, tmp_path / "file" / "o", columns=MY, min_items=40, quiet=True)
+    with pytest.raises(BachError, match="exists and is not a prepared data set"):
+        prepare("csv", path, tmp_path / "file", columns=MY, min_items=40, quiet=True)
+
+
+def test_a_damaged_prepared_folder_is_made_anew(tmp_path):
+    path = my_csv(tmp_path)
+    prepare("csv", path, tmp_path / "o", columns=MY, min_items=40, quiet=True)
+    (tmp_path / "o" / "meta.json").write_text("{")
+    with pytest.raises(BachError, match="damaged; prepare the data set anew"):
+        Dataset.load(tmp_path / "o")
+    assert prepare("csv", path, tmp_path / "o", columns=MY, min_items=40, quiet=True).n_users > 0
+
+
+def test_a_link_stays_a_link(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "o").symlink_to(tmp_path / "disk")
+    prepare("csv", my_csv(tmp_path), tmp_path / "o", columns=MY, min_items=40, quiet=True)
+    assert (tmp_path / "o").is_symlink() and (tmp_path / "disk" / "meta.json").exists()
+
+
+def test_four_at_once(tmp_path):
+    """Processes that prepare the same folder wait for each other and all get it."""
+    path, out = str(my_csv(tmp_path)), str(tmp_path / "o")
+    code = f"from bachlib.data import prepare; prepare('csv', {path!r}, {out!r}, columns={MY!r}, min_items=40)"
+    running = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    said = [process.communicate()[0] for process in running]
+    assert all(process.returncode == 0 for process in running)
+    assert sum("already prepared" in text for text in said) == 3
+
+
+def test_control_c(tmp_path, monkeypatch):
+    def interrupted(*args):
+        raise RuntimeError("Query interrupted")
+
+    monkeypatch.setattr(sys.modules["bachlib.data.prepare"], "write_users", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        prepare("csv", my_csv(tmp_path), tmp_path / "out" / "o", columns=MY, min_items=40, quiet=True)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
 def test_disk_full_while_writing(refuses, tmp_path, monkeypatch):
     def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -310,11 +419,11 @@ def test_an_old_folder_survives_a_failed_new_one(tmp_path, monkeypatch):
 def test_what_a_killed_process_left_is_swept(tmp_path):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    left = tmp_path / f".o.{dead.pid}.abc.partial"
+    left = tmp_path / f".o[1].{dead.pid}.abc.partial"
     (left / "new").mkdir(parents=True)
-    living = tmp_path / ".o.1.abc.partial"
+    living = tmp_path / ".o[1].1.abc.partial"
     living.mkdir()
-    prepare("csv", my_csv(tmp_path), tmp_path / "o", columns=MY, min_items=40, quiet=True)
+    prepare("csv", my_csv(tmp_path), tmp_path / "o[1]", columns=MY, min_items=40, quiet=True)
     assert not left.exists() and living.exists()
 
 

@@ -128,6 +128,27 @@ def test_the_position_can_be_saved_and_restored(tmp_path, at):
     assert all(same(next(going_on), expected[at + n]) for n in range(10))
 
 
+def test_after_the_last_batch_the_next_epoch_begins(tmp_path):
+    dataset = made(tmp_path, [200, 150])
+    first, second = Windows(dataset, batch_size=50), Windows(dataset, batch_size=50)
+    assert len(list(first)) == first.steps_per_epoch == 3
+    second.load_state_dict(first.state_dict())
+    assert first.state_dict()["epoch"] == 1
+    assert (next(iter(second)).history == next(iter(first)).history).all()
+
+
+def test_wrong_samplers(tmp_path):
+    dataset = made(tmp_path, [200])
+    for wrong in ({"batch_size": 0}, {"n_hist": -1}, {"n_next": 0}):
+        with pytest.raises(BachError, match="should be at least 1; got"):
+            Windows(dataset, **wrong)
+    sampler = Windows(dataset)
+    with pytest.raises(BachError, match="there is no epoch 0, step 99: an epoch has 1 steps"):
+        sampler.load_state_dict({**sampler.state_dict(), "step": 99})
+    with pytest.raises(BachError, match="there is no user -1"):
+        dataset.targets([-1], "test")
+
+
 def test_a_position_of_another_sampler_is_refused(tmp_path):
     dataset = made(tmp_path, [200])
     with pytest.raises(BachError, match="batch_size is 16 here and 32 there"):

@@ -1,5 +1,6 @@
 """The committed notebooks: paired, executed, small, free of machine traces; and in batch they give these numbers."""
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -62,6 +63,14 @@ def test_form(notebook):
     assert any("assert " in cell.source for cell in cells if cell.cell_type == "code")
 
 
+def test_the_committed_outputs_show_the_numbers(notebook):
+    """The record a notebook shows is the one the quickstart gives: outputs of older code do not stay behind."""
+    path, committed = notebook
+    (cell,) = [cell for cell in committed.cells if cell.source.startswith("record(")]
+    shown = ast.literal_eval(cell.outputs[0]["data"]["text/plain"])
+    assert shown == json.loads((ROOT / "tests" / "quickstart.json").read_text())[path.stem], "make sync with --force"
+
+
 def test_the_quickstart_gives_its_numbers():
     """`make run` in full; the numbers are those of the committed file, to rounding."""
     folder = run(ROOT / "params" / "quickstart.yaml")
@@ -97,6 +106,7 @@ def params_file(tmp_path, text) -> Path:
         ("name: x\nnotebooks: {00_tour: {n_user: 3}}", "00_tour has no parameter n_user; it has n_users"),
         ("name: x\nnotebooks: {99_no: {}}", "no notebook 99_no; there are 00_tour"),
         ("notebooks: {}", "should have a name and notebooks"),
+        ("name: x\nnotebooks: {00_tour: [seed]}", "00_tour should have {parameter: value} and has ['seed']"),
         ("name: [", "is not YAML"),
     ],
 )

@@ -119,7 +119,34 @@ def test_defaults_need_more_than_one_vector(tmp_path):
     assert recall(mixture) > 1.4 * recall(one)
 
 
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"n_users": 2},
+        {"d": 2, "stickiness": 0.0, "zipf": 0.0},
+        {"interests_per_user": 0.01},
+        {"disliked": 0.9, "mean_events": 20},
+        {"width": 0.01, "taste": 0.01, "zipf": 5.0},
+        {"n_interests": 200, "n_items": 200},
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_extreme_worlds(tmp_path, params):
+    folder = planted.write_world(tmp_path / "w", **{"n_users": 20, "n_items": 300, **params})
+    with np.load(folder / "truth.npz") as truth:
+        assert all(np.isfinite(truth[name]).all() for name in ("items", "tastes", "pi", "popularity"))
+
+
+def test_a_log_that_is_no_world(tmp_path):
+    folder = planted.write_world(tmp_path / "w", n_users=40, n_items=200, n_interests=3)
+    (folder / "truth.npz").unlink()
+    with pytest.raises(BachError, match="not a planted world"):
+        prepare("planted", folder, tmp_path / "o", min_items=40, quiet=True)
+
+
 def test_wrong_parameters():
+    with pytest.raises(BachError, match=r"n_items should be at least n_interests \(50\), got 10"):
+        planted.write_world(n_interests=50, n_items=10)
     with pytest.raises(BachError, match=r"stickiness: Input should be less than 1, got 1\.5"):
         planted.write_world(stickiness=1.5)
     with pytest.raises(BachError, match="n_interest: not a parameter; there are n_users"):

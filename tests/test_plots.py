@@ -25,7 +25,16 @@ def test_timeline_shows_every_item_once(world):
 
 def test_windows(world):
     length = len(world.sequence(0))
-    assert f"{length - 79} = {length} − 79 windows" in plots.windows(world, 0, 50, 10).layout.title.text
+    assert f"{length - 79} training windows" in plots.windows(world, 0, 50, 10).layout.title.text
+
+
+def test_windows_of_a_short_sequence():
+    class Short:
+        def sequence(self, u):
+            return np.arange(40)
+
+    figure = plots.windows(Short(), 0, 50, 10)
+    assert "40 liked items give 1 training windows" in figure.layout.title.text
 
 
 @pytest.mark.parametrize("draw", ["lengths", "spectrum", "bars", "proportions", "sphere"])

@@ -17,6 +17,7 @@ from logs import (
     write_taobao,
 )
 
+from bachlib import BachError
 from bachlib.data import prepare
 
 EVENTS = random_events(11, ties=False)
@@ -197,6 +198,68 @@ def test_odd_file_names(tmp_path, name):
     assert as_raw(prepare("csv", tmp_path / name, tmp_path / "o", columns=COLUMNS, **SETTING)) == own_expected()
     frame.to_parquet(tmp_path / name)
     assert as_raw(prepare("parquet", tmp_path / name, tmp_path / "p", columns=COLUMNS, **SETTING)) == own_expected()
+
+
+def test_own_parquet_without_ratings_and_with_ids_of_any_type(tmp_path):
+    plain = plain_pipeline(EVENTS, min_items=40, rated=False)
+    expected_ids = {str(u): [str(i) for i in items] for u, items in plain.items()}
+    frame = pd.DataFrame({"user": OWN["u"], "item": OWN["i"], "time": OWN["t"]})
+    for n, kind in enumerate(["int32", "int64", "float64", "str", "category"]):
+        frame.assign(user=frame["user"].astype(kind)).to_parquet(tmp_path / f"{n}.parquet")
+        assert as_raw(prepare("parquet", tmp_path / f"{n}.parquet", tmp_path / f"o{n}", **SETTING)) == expected_ids
+
+
+@pytest.mark.parametrize("source", ["csv", "parquet"])
+def test_a_folder_of_files_with_other_orders_and_precisions(tmp_path, source):
+    """Columns are matched by name; whole and broken seconds in different files compare as what they are."""
+    frame = own_frame(OWN["t"])
+    half = len(frame) // 2
+    first, second = frame.iloc[:half], frame.iloc[half:][frame.columns[::-1]].astype({"InvoiceDate": "float64"})
+    for name, part in (("a", first), ("b", second)):
+        part.to_csv(tmp_path / f"{name}.csv", index=False) if source == "csv" else part.to_parquet(
+            tmp_path / f"{name}.parquet"
+        )
+    assert as_raw(prepare(source, tmp_path, tmp_path / "out" / "o", columns=COLUMNS, **SETTING)) == own_expected()
+
+
+def test_fractions_after_the_sample_and_huge_units_count(tmp_path):
+    rows = [("u", f"i{n}", str(1_600_000_000_000_000_000 + n)) for n in range(10_500)]
+    rows += [("u", f"j{n}", f"1700000000000000000.{99 - n:02d}") for n in range(40)]
+    pd.DataFrame(rows, columns=["user", "item", "time"]).to_csv(tmp_path / "l.csv", index=False)
+    sequence = as_raw(prepare("csv", tmp_path / "l.csv", tmp_path / "o", **SETTING))["u"]
+    assert sequence == [f"i{n}" for n in range(10_500)] + [f"j{n}" for n in reversed(range(40))]
+
+
+@pytest.mark.parametrize("written", ["%d/%m/%y %H:%M:%S", "%y-%m-%d", "%d-%m-%y %H:%M"])
+def test_years_of_two_digits_are_not_guessed_as_days(tmp_path, written):
+    days = pd.Series(pd.date_range("2020-01-01", periods=60, freq="13D"))
+    frame = pd.DataFrame({"user": "u", "item": [f"i{n:02d}" for n in range(60)], "time": days.dt.strftime(written)})
+    shuffled = frame.sample(frac=1, random_state=0)
+    shuffled.to_csv(tmp_path / "l.csv", index=False)
+    try:
+        dataset = prepare("csv", tmp_path / "l.csv", tmp_path / "o", **SETTING)
+    except BachError as error:  # two readings fit: then the user is asked
+        assert "time_format=" in str(error)
+        dataset = prepare("csv", tmp_path / "l.csv", tmp_path / "o", time_format=written, **SETTING)
+    assert as_raw(dataset)["u"] == frame["item"].tolist()
+
+
+def test_folders_named_like_partitions_change_nothing(tmp_path):
+    folder = tmp_path / "Customer ID=bob"
+    folder.mkdir()
+    own_frame(OWN["t"]).to_csv(folder / "l.csv", index=False)
+    assert as_raw(prepare("csv", folder / "l.csv", tmp_path / "o", columns=COLUMNS, **SETTING)) == own_expected()
+    own_frame(OWN["t"]).to_parquet(folder / "l.parquet")
+    assert (
+        as_raw(prepare("parquet", folder / "l.parquet", tmp_path / "p", columns=COLUMNS, **SETTING)) == own_expected()
+    )
+
+
+def test_a_gzip_in_a_zip(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        text = "".join(f"{u}::{i}::{r}::{t}\n" for u, i, r, t in EVENTS)
+        archive.writestr("ml-1m/ratings.dat.gz", gzip.compress(text.encode()))
+    assert as_raw(prepare("movielens-1m", tmp_path / "a.zip", tmp_path / "o", **SETTING)) == expected("movielens-1m")
 
 
 def test_another_encoding(tmp_path):

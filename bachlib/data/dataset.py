@@ -49,7 +49,10 @@ class Dataset:
         folder = Path(folder)
         if not (folder / "meta.json").exists():
             raise BachError(f"{folder} is not a prepared data set (it has no meta.json); make one with bach prepare")
-        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        try:
+            meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        except ValueError:
+            raise BachError(f"{folder / 'meta.json'} is damaged; prepare the data set anew") from None
         if meta.get("format") != FORMAT:
             raise BachError(f"{folder} has format {meta.get('format')}, this version reads {FORMAT}; prepare it anew")
         return cls(folder, meta, *(np.load(folder / FILES[name], mmap_mode="r") for name in ("sequences", "offsets")))
@@ -91,8 +94,7 @@ class Dataset:
             return Truth(**dict(arrays))
 
     def sequence(self, u: int) -> Int[np.ndarray, " L"]:
-        if not 0 <= u < self.n_users:
-            raise BachError(f"there is no user {u}: users are 0 … {self.n_users - 1}")
+        self._known([u])
         return self.sequences[self.offsets[u] : self.offsets[u + 1]]
 
     def split(self, u: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -101,12 +103,12 @@ class Dataset:
 
     def history(self, users: Int[np.ndarray, " B"], split: Split, n_hist: int = N_HIST) -> Int[np.ndarray, "B n_hist"]:
         """The last items before the validation or the test items, padded on the left with −1."""
-        users = np.asarray(users)
+        users = self._known(users)
         return self._before(users, self.lengths[users] - self._held_out(split), n_hist)
 
     def targets(self, users: Int[np.ndarray, " B"], split: Split) -> Int[np.ndarray, "B 10"]:
         """The validation or the test items."""
-        at = self.offsets[np.asarray(users) + 1] - self._held_out(split)
+        at = self.offsets[self._known(users) + 1] - self._held_out(split)
         return self.sequences[at[:, None] + np.arange(N_VALID if split == "valid" else N_TEST)].astype(np.int64)
 
     def matrix(self, on: Literal["train", "all"] = "train") -> sparse.csr_matrix:
@@ -120,6 +122,12 @@ class Dataset:
         ends = np.concatenate([[0], np.cumsum(kept)])
         shape = (self.n_users, self.n_items)
         return sparse.csr_matrix((np.ones(len(columns), np.float32), columns, ends), shape=shape)
+
+    def _known(self, users: Int[np.ndarray, " B"]) -> Int[np.ndarray, " B"]:
+        users = np.asarray(users)
+        if len(wrong := users[(users < 0) | (users >= self.n_users)]):
+            raise BachError(f"there is no user {wrong[0]}: users are 0 … {self.n_users - 1}")
+        return users
 
     def _before(self, users: np.ndarray, end: np.ndarray, n_hist: int) -> np.ndarray:
         """The n_hist items before place `end` of each user's sequence, −1 where there is none."""
@@ -170,6 +178,9 @@ class Windows:
     def __init__(
         self, dataset: Dataset, batch_size: int = 512, seed: int = 0, n_hist: int = N_HIST, n_next: int = N_NEXT
     ):
+        for name, value in (("batch_size", batch_size), ("n_hist", n_hist), ("n_next", n_next)):
+            if value < 1:
+                raise BachError(f"{name} should be at least 1; got {value}")
         self.dataset, self.batch_size, self.seed, self.n_hist, self.n_next = dataset, batch_size, seed, n_hist, n_next
         self.counts = windows_per_user(dataset.lengths, n_hist, n_next)
         self.ends = np.cumsum(self.counts)
@@ -183,7 +194,7 @@ class Windows:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Full batches only: in-batch negatives want batches of one size. What is left out changes every epoch."""
+        """Full batches only (or a single short one): in-batch negatives want one size. What is left out changes."""
         return max(1, len(self) // self.batch_size)
 
     def window(self, index: Int[np.ndarray, " B"]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -196,16 +207,16 @@ class Windows:
         return user, self.dataset._before(user, end, self.n_hist), self.dataset.sequences[following].astype(np.int64)
 
     def __iter__(self) -> Iterator[Batch]:
-        """The rest of the current epoch; when it is through, the sampler stands at the start of the next."""
-        rng = np.random.default_rng([self.seed, self.epoch])
+        """The rest of the current epoch. The position moves as a batch is handed out, in the end to the next."""
+        epoch, steps = self.epoch, self.steps_per_epoch
+        rng = np.random.default_rng([self.seed, epoch])
         order = rng.permutation(len(self)).astype(np.int64 if len(self) > 2**31 else np.int32)
-        target = rng.integers(self.n_next, size=len(self), dtype=np.uint8)
-        while self.step < self.steps_per_epoch:
-            index = order[self.step * self.batch_size : (self.step + 1) * self.batch_size].astype(np.int64)
-            self.step += 1
+        target = rng.integers(self.n_next, size=len(self), dtype=np.uint16)
+        for step in range(self.step, steps):
+            self.epoch, self.step = (epoch, step + 1) if step + 1 < steps else (epoch + 1, 0)
+            index = order[step * self.batch_size : (step + 1) * self.batch_size].astype(np.int64)
             user, history, following = self.window(index)
             yield Batch(user, history, following[np.arange(len(index)), target[index]])
-        self.epoch, self.step = self.epoch + 1, 0
 
     def state_dict(self) -> dict[str, int | str]:
         return {"epoch": self.epoch, "step": self.step, **self._setting()}
@@ -219,7 +230,10 @@ class Windows:
                     f"{name} is {ours!r} here and {theirs!r} there" for name, (ours, theirs) in different.items()
                 )
             )
-        self.epoch, self.step = int(state["epoch"]), int(state["step"])
+        if not (state.get("epoch", -1) >= 0 and 0 <= state.get("step", -1) < self.steps_per_epoch):
+            place = f"epoch {state.get('epoch')}, step {state.get('step')}"
+            raise BachError(f"there is no {place}: an epoch has {self.steps_per_epoch} steps, counted from 0")
+        self.epoch, self.step = state["epoch"], state["step"]
 
     def _setting(self) -> dict[str, int | str]:
         setting = {name: getattr(self, name) for name in ("batch_size", "seed", "n_hist", "n_next")}

@@ -31,7 +31,7 @@ def locate(source_name: str) -> Path | None:
     if source_name == "planted":
         return None
     if source.archive is None:
-        raise BachError(f"source {source_name!r} is a log of your own: say where it is with --path")
+        raise BachError(f"source {source.name!r} is a log of your own: say where it is with --path")
     places = [Path(os.environ["BACH_DATA_DIR"])] if os.environ.get("BACH_DATA_DIR") else []
     for place in [*places, output_dir("logs")]:
         for name in (source.archive, source.log, source.log + ".gz"):

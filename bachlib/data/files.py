@@ -42,7 +42,7 @@ class RawFile:
         try:
             if self.member:
                 with zipfile.ZipFile(self.path) as archive, archive.open(self.member) as stream:
-                    yield stream
+                    yield gzip.GzipFile(fileobj=stream) if self.member.endswith(".gz") else stream
             elif is_gzip(self.path):
                 with gzip.open(self.path) as stream:
                     yield stream
@@ -62,8 +62,9 @@ def is_gzip(path: Path) -> bool:
         return stream.read(2) == b"\x1f\x8b"
 
 
-def find_raw(path: Path, pattern: str, required: bool = True) -> list[RawFile]:
+def find_raw(path: str | Path, pattern: str, required: bool = True) -> list[RawFile]:
     """All raw files called `pattern` in a file, folder or zip, in natural order (`_2` before `_10`)."""
+    path = Path(path).expanduser()
     if not path.exists():
         raise BachError(f"{path} does not exist")
     found: list[RawFile] = []

@@ -18,6 +18,7 @@ CHUNK = 1 << 25  # bytes parsed at a time
 FIELDS = {"user": pa.int32(), "rating": pa.int8(), "time": pa.date32()}
 SCHEMA = pa.schema({"user": pa.int32(), "item": pa.int32(), "rating": pa.int8(), "time": pa.int64()})
 DAY = 86_400
+LARGEST = 2**31 - 1  # of an id
 
 
 def read_netflix(con: duckdb.DuckDBPyConnection, path: Path, label: str, bad: BadRows) -> None:
@@ -33,6 +34,8 @@ def read_netflix(con: duckdb.DuckDBPyConnection, path: Path, label: str, bad: Ba
     con.register("netflix_batches", batches)
     con.execute("INSERT INTO log SELECT * FROM netflix_batches")
     con.unregister("netflix_batches")
+    if bad.fatal:
+        raise BachError(bad.fatal)
 
 
 def _batches(path: Path, label: str, bad: BadRows) -> Iterator[pa.RecordBatch]:
@@ -72,10 +75,9 @@ def _parse(
         return _parse_slowly(text, movie, line, label, bad)
     n_lines = table.num_rows + len(odd)
     movies = [(number, found) for number, row in odd if (found := _movie(row)) is not None]
-    wrong = [
-        f"{label}, line {line + number}: {_wrong(row)}" for number, row in odd if _movie(row) is None and row.strip()
-    ]
-    bad.add(len(wrong), wrong)
+    for number, row in odd:
+        if _movie(row) is None and row.strip():
+            _add_wrong(bad, row, f"{label}, line {line + number}")
     lines = np.delete(np.arange(1, n_lines + 1), [number - 1 for number, _ in odd])  # of each row in the chunk
     known = np.array([movie if movie is not None else -1] + [found for _, found in movies], dtype=np.int32)
     item = known[np.searchsorted([number for number, _ in movies], lines)]
@@ -86,8 +88,8 @@ def _parse(
 
 def _parse_slowly(text: bytes, movie: int | None, line: int, label: str, bad: BadRows):
     """The same line by line, for a chunk in which a field does not convert: it finds which lines those are."""
-    rows, wrong = [], []
-    for row in text.decode("utf-8", errors="replace").splitlines():
+    rows = []
+    for row in text.decode("utf-8", errors="replace").removesuffix("\n").split("\n"):
         line += 1
         if (found := _movie(row)) is not None:
             movie = found
@@ -97,19 +99,24 @@ def _parse_slowly(text: bytes, movie: int | None, line: int, label: str, bad: Ba
         try:
             user, rating, date = row.split(",")
             day = datetime.date.fromisoformat(date.strip()).toordinal() - datetime.date(1970, 1, 1).toordinal()
+            if not (0 <= int(user) <= LARGEST and 0 <= int(rating) <= 127):
+                raise ValueError("out of range")
             rows.append((int(user), movie, int(rating), day * DAY))
         except ValueError:
-            wrong.append(f"{label}, line {line}: {_wrong(row)}")
-    bad.add(len(wrong), wrong)
+            _add_wrong(bad, row, f"{label}, line {line}")
     columns = list(zip(*rows, strict=True)) or [[], [], [], []]
     arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
     return pa.record_batch(arrays, schema=SCHEMA), movie, line
 
 
 def _movie(row: str) -> int | None:
-    row = row.strip()
-    return int(row[:-1]) if row.endswith(":") and row[:-1].isdigit() else None
+    name = row.strip().removesuffix(":")
+    return int(name) if row.strip().endswith(":") and name.isdigit() and int(name) <= LARGEST else None
 
 
-def _wrong(row: str) -> str:
-    return f"neither 'movie:' nor 'user,rating,date': {row!r}"
+def _add_wrong(bad: BadRows, row: str, where: str) -> None:
+    bad.add(1, [f"{where}: neither 'movie:' nor 'user,rating,date': {row!r}"])
+    if "," not in row:  # perhaps a movie: to go on would give its ratings to the movie before
+        bad.fatal = (
+            bad.fatal or f"{where}: whose are the ratings after it? It should be a movie like '7:' and is {row!r}"
+        )

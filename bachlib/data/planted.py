@@ -1,7 +1,7 @@
 """A synthetic world with known interests: the embedded data set, written as a raw log like any other.
 
 Interests are directions on the sphere. Items lie around their interest with a power-spherical density (the kernel of
-eq. 12) and have Zipf popularity. A user has proportions π_u ~ Dirichlet over the interests and an own taste, a point
+eq. 18) and have Zipf popularity. A user has proportions π_u ~ Dirichlet over the interests and an own taste, a point
 inside each interest. Sessions stay on an interest for a while; inside it the user picks items near the own taste,
 none twice. Some events are dislikes at random items and some meet an earlier item again, so that every step of the
 pipeline has something to do.
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from bachlib import BachError
 from bachlib.params import WorldParams, validated
 from bachlib.records import canonical_json, output_dir, short_hash, whole_folder
 
@@ -115,7 +116,7 @@ def _live(params: WorldParams, world: dict[str, np.ndarray], rng: np.random.Gene
         time = START + rng.uniform(0, 60 * DAY) + np.cumsum(gap)
         rating = rng.choice([4.0, 4.5, 5.0], len(item))
 
-        n_disliked = rng.binomial(len(item), params.disliked / (1 - params.disliked))
+        n_disliked = rng.poisson(len(item) * params.disliked / (1 - params.disliked))
         again = np.sort(rng.choice(len(item), rng.binomial(len(item), params.repeated), replace=False))
         frames.append(
             {
@@ -205,6 +206,8 @@ def _title(genre: str, n: int) -> str:
 
 def align_truth(world: Path, prepared: Path) -> None:
     """Write the truth into a prepared folder, in the contiguous ids of the data set."""
+    if not (world / "truth.npz").exists():
+        raise BachError(f"{world} is not a planted world (it has no truth.npz); write one with planted.write_world()")
     user = index_of(pd.read_parquet(prepared / "users.parquet")["raw_id"])
     item = index_of(pd.read_parquet(prepared / "items.parquet")["raw_id"])
     with np.load(world / "truth.npz") as truth:

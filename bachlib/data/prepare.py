@@ -12,7 +12,7 @@ Departures from the paper: none in the defaults; `ties` and `on_bad_rows` say wh
 from __future__ import annotations
 
 import errno
-import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,9 +30,9 @@ from bachlib.data.files import RawFile, beside, find_raw, fingerprint
 from bachlib.data.logs import read_log
 from bachlib.data.rows import BadRows
 from bachlib.data.sources import Source, find_source
-from bachlib.data.store import content_hash, is_complete, write_items, write_sequences, write_users
+from bachlib.data.store import content_hash, read_meta, write_items, write_sequences, write_users
 from bachlib.params import MIN_ITEMS, PrepareParams, validated
-from bachlib.records import canonical_json, output_dir, whole_folder
+from bachlib.records import canonical_json, only_one, output_dir, whole_folder
 
 Say = Callable[[str], None]
 
@@ -65,9 +65,10 @@ def prepare(
         if source != "planted":
             raise BachError(f"prepare({source!r}) needs the path of the log: {kind.archive or 'a file'} or {kind.log}")
         path = planted.write_world()
-    out = Path(out).expanduser() if out is not None else output_dir("data", source)
-
-    raws = find_raw(Path(path).expanduser(), kind.log)
+    raws = find_raw(path, kind.log)
+    if out is None:
+        out = output_dir("data", Path(path).stem if source in ("csv", "parquet") else source)
+    out = Path(out).expanduser().resolve()
     titles = beside(raws[0], kind.items) if kind.items else None
     inputs = {raw.path: raw for raw in [*raws, *([titles] if titles else [])]}  # a zip counts once
     identity = {
@@ -76,19 +77,35 @@ def prepare(
         "params": chosen.model_dump(),
         "inputs": [fingerprint(raw) for raw in inputs.values()],
     }
-    if _is_prepared(out, identity):
-        say(f"{out.name}: already prepared with this input and these parameters")
-        return Dataset.load(out)
-    with _clear_errors(out), whole_folder(out) as folder:
+    with _clear_errors(out), only_one(out):
+        if _is_prepared(out, identity, say):
+            say(f"{out.name}: already prepared with this input and these parameters")
+        else:
+            _make(out, identity, kind, raws, titles, chosen, memory, threads, say)
+    return Dataset.load(out)
+
+
+def _make(
+    out: Path,
+    identity: dict[str, Any],
+    source: Source,
+    raws: list[RawFile],
+    titles: RawFile | None,
+    params: PrepareParams,
+    memory: str,
+    threads: int | None,
+    say: Say,
+) -> None:
+    """Fill a new folder and put it in the place of `out`."""
+    with whole_folder(out) as folder:
         with connect(memory, folder / "spill", threads) as con:
-            meta = _pipeline(con, kind, raws, titles, chosen, folder, say)
+            meta = _pipeline(con, source, raws, titles, params, folder, say)
         for scratch in (folder / "spill", folder / "unpacked"):
             _remove(scratch)
-        if source == "planted":
+        if source.name == "planted":
             planted.align_truth(raws[0].path.parent, folder)
         meta = identity | meta | {"content_hash": content_hash(folder)}
         (folder / "meta.json").write_text(canonical_json(meta), encoding="utf-8")
-    return Dataset.load(out)
 
 
 def _pipeline(
@@ -155,9 +172,10 @@ def _pipeline(
     qualified = con.sql(f"SELECT user, n FROM lengths WHERE n >= {params.min_items} ORDER BY user").to_arrow_table()
     if not qualified.num_rows:
         (longest,) = one("SELECT max(n) FROM lengths")
+        lower = [f"min_items (to no less than {MIN_ITEMS})"] * (params.min_items > MIN_ITEMS) + ["min_rating"] * rated
         raise BachError(
             f"no user has {params.min_items} liked items: the longest sequence has {longest}. "
-            f"Lower min_items (to no less than {MIN_ITEMS}) or min_rating"
+            + (f"Lower {' or '.join(lower)}" if lower else f"Fewer than {MIN_ITEMS} do not make a training window")
         )
     _keep(con, qualified)
     kept = "SELECT sum(n), count(*), (SELECT count(*) FROM items) FROM users"
@@ -214,13 +232,16 @@ def _keep(con: duckdb.DuckDBPyConnection, users: pa.Table) -> None:
 # ------------------------------------------------------------------------------------- complete or not at all
 
 
-def _is_prepared(out: Path, identity: dict[str, Any]) -> bool:
+def _is_prepared(out: Path, identity: dict[str, Any], say: Say) -> bool:
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return False
     if not (out / "meta.json").is_file():
         raise BachError(f"{out} exists and is not a prepared data set; choose another out=")
-    meta = json.loads((out / "meta.json").read_text(encoding="utf-8"))
-    return is_complete(out) and all(meta.get(key) == value for key, value in identity.items())
+    meta = read_meta(out) or {}
+    different = [key for key, value in identity.items() if meta.get(key) != value]
+    if different:
+        say(f"{out.name}: was prepared with other {' and '.join(different)} and is replaced")
+    return not different
 
 
 def _remove(folder: Path) -> None:
@@ -242,10 +263,16 @@ def _clear_errors(out: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise BachError(no_space) from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+            raise BachError(f"{out} cannot be written ({error.strerror}); choose another place") from error
         raise
     except duckdb.OutOfMemoryException as error:
         raise BachError(f"the log does not fit: raise memory= ({str(error).splitlines()[0]})") from error
-    except duckdb.IOException as error:
-        if "space" in str(error).lower() or "too large" in str(error).lower():
+    except duckdb.Error as error:
+        if isinstance(error, duckdb.IOException) and re.search("space|too large", str(error), re.IGNORECASE):
             raise BachError(no_space) from error
+        raise BachError(f"preparing {out.name} failed: {str(error).splitlines()[0]}") from error
+    except RuntimeError as error:
+        if "interrupted" in str(error):  # what DuckDB makes of Ctrl-C
+            raise KeyboardInterrupt from error
         raise

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -62,12 +64,18 @@ def write_items(
 def _first_mention(con: duckdb.DuckDBPyConnection, column: str) -> pd.Series:
     """What the log itself says of an item where it first names it, for every kept item."""
     return con.sql(f"""
-        SELECT arg_min(log.{column}, log.rowid) AS said FROM items LEFT JOIN log USING (item) GROUP BY id ORDER BY id
+        SELECT arg_min(log.{column}, log.rowid) FILTER (log.{column}::VARCHAR <> '') AS said
+        FROM items LEFT JOIN log USING (item) GROUP BY id ORDER BY id
     """).df()["said"]
 
 
-def is_complete(folder: Path) -> bool:
-    return all((folder / name).exists() for name in FILES.values())
+def read_meta(folder: Path) -> dict[str, Any] | None:
+    """What a prepared folder says of itself; None where it is not one, or not a complete one."""
+    try:
+        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return meta if all((folder / name).exists() for name in FILES.values()) else None
 
 
 def content_hash(folder: Path) -> str:

@@ -135,13 +135,14 @@ def windows(dataset: Dataset, u: int, n_hist: int, n_next: int) -> go.Figure:
     """First, second and last training window of a user over the sequence."""
     length = len(dataset.sequence(u))
     prefix = length - N_VALID - N_TEST
+    n_hist = min(n_hist, prefix - n_next)  # a short sequence gives one window, padded on the left
     last = prefix - n_hist - n_next
     figure = go.Figure()
     kinds = {
         f"history, {n_hist}": (COLOURS[0], lambda s: (s, n_hist)),
         f"one of the next {n_next} is the target": (COLOURS[2], lambda s: (s + n_hist, n_next)),
     }
-    rows = {"window 1": 0, "window 2": 1, f"window {last + 1}": last}
+    rows = {f"window {start + 1}": start for start in sorted({0, min(1, last), last})}
     for name, (fill, place) in kinds.items():
         spans = [place(s) for s in rows.values()]
         figure.add_bar(
@@ -157,12 +158,18 @@ def windows(dataset: Dataset, u: int, n_hist: int, n_next: int) -> go.Figure:
         ("test", prefix + N_VALID, N_TEST, COLOURS[5]),
     ):
         figure.add_bar(
-            y=list(rows), base=[base] * 3, x=[n] * 3, orientation="h", name=name, marker_color=fill, opacity=0.5
+            y=list(rows),
+            base=[base] * len(rows),
+            x=[n] * len(rows),
+            orientation="h",
+            name=name,
+            marker_color=fill,
+            opacity=0.5,
         )
     figure.update_yaxes(autorange="reversed")
     figure.update_xaxes(title="place in the sequence")
     return figure.update_layout(
-        title=f"{length} liked items give {last + 1} = {length} − 79 windows, none of which touches the held-out 20",
+        title=f"{length} liked items give {last + 1} training windows; none touches the held-out 20",
         barmode="overlay", legend={"orientation": "h", "y": -0.45}, height=360,
     )  # fmt: skip
 
