@@ -87,33 +87,30 @@ def sync(force: Annotated[bool, typer.Option(help="execute all notebooks, change
     typer.echo(f"executed {', '.join(executed)}" if executed else "all notebooks are in line and executed")
 
 
-class Bench(StrEnum):
-    prepare = "prepare"
+Bench = StrEnum("Bench", ["prepare", "sphere", "loss"])
 
 
 @app.command()
 def bench(
-    what: Annotated[Bench, typer.Argument(help="what to measure")] = Bench.prepare,
-    shape: Annotated[str | None, typer.Option(help="only this log: movielens-20m or taobao")] = None,
-    rows: Annotated[int | None, typer.Option(help="rows of the generated log [default: 20 and 100 million]")] = None,
+    what: Annotated[Bench | None, typer.Argument(help="what to measure [default: everything]")] = None,
+    shape: Annotated[str | None, typer.Option(help="prepare: only this log, movielens-20m or taobao")] = None,
+    rows: Annotated[int | None, typer.Option(help="prepare: rows of the log [default: 20 and 100 million]")] = None,
 ) -> None:
     """Measure the goals as ratios in one process; the results are kept as JSON."""
-    from bachlib.bench import GOALS, bench_prepare, save
+    from bachlib.bench import BENCHES, SHAPES, bench_prepare, save
 
-    if shape is not None and shape not in GOALS:
-        raise BachError(f"--shape {shape}: there are {', '.join(GOALS)}")
-    results = []
-    for name in [shape] if shape else GOALS:
-        result = bench_prepare(name, rows)
-        results.append(result)
-        goal, memory = result["goals"]["ratio"], result["goals"]["peak_gb"]
-        typer.echo(
-            f"{name}: {result['rows']:,} rows; "
-            f"prepare {result['prepare_s']:.1f} CPU s = {result['ratio']:.2f} × a bare scan"
-            f"{f' (goal ≤ {goal:g})' if goal else ''}; peak {result['peak_gb']:.2f} GB (goal ≤ {memory:g})"
-            f" {'✓' if result['met'] else '✗ GOAL MISSED'}"
-        )
-    typer.echo(f"→ {save(what, results)}")
+    if shape is not None and shape not in SHAPES:
+        raise BachError(f"--shape {shape}: there are {', '.join(SHAPES)}")
+    for name in [str(what)] if what else BENCHES:
+        chosen = BENCHES[name]
+        if name == "prepare" and (shape or rows):
+            chosen = [lambda s=s: bench_prepare(s, rows) for s in ([shape] if shape else SHAPES)]
+        results = []
+        for measure in chosen:
+            results.append(result := measure())
+            said = [f"{key} {result[key]:.3g} (goal ≤ {goal:g})" for key, goal in result["goals"].items()]
+            typer.echo(f"{name}, {result['name']}: {', '.join(said)} {'✓' if result['met'] else '✗ GOAL MISSED'}")
+        typer.echo(f"→ {save(name, results)}")
 
 
 @app.command()

@@ -154,6 +154,8 @@ def _without_traces(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     for key in ("papermill", "widgets", "language_info"):
         notebook.metadata.pop(key, None)
     for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            output.get("data", {}).pop("application/vnd.jupyter.widget-view+json", None)  # a widget needs its kernel
         cell.metadata = {key: value for key, value in cell.metadata.items() if key == "tags" and value}
     return notebook
 

@@ -90,7 +90,7 @@ def test_bench_prepare():
     """The whole measurement on a small log; the goals are for the real size and are not judged here."""
     done = bach("bench", "prepare", "--shape", "movielens-20m", "--rows", "200000")
     assert done.returncode == 0, done.stderr
-    assert "× a bare scan" in done.stdout
+    assert "prepare, movielens-20m: ratio" in done.stdout
     path = done.stdout.strip().rsplit("→ ", 1)[1]
     with open(path) as stream:
         (result,) = json.load(stream)["results"]

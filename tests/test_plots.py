@@ -2,8 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
 
+from bachlib.model import mixture
+from bachlib.model.sphere import KERNELS
 from bachlib.show import plots
+from bachlib.show.explorer import sphere_explorer
 
 
 def test_funnel(world):
@@ -55,6 +59,66 @@ def test_the_others_can_be_drawn(world, draw):
         ),
     }[draw]()
     assert figure.layout.title.text and len(figure.to_json()) > 100
+
+
+HEADS = torch.nn.functional.normalize(torch.eye(3) + 0.1, dim=-1)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: plots.kernels_against_cosine(KERNELS, 3, [1, 5]),
+        lambda: plots.log_normalizers(KERNELS, [2, 64]),
+        lambda: plots.cosine_of_samples(KERNELS, 64, [0.0, 14.3]),
+        lambda: plots.kernels_matched(*[x for kernel in KERNELS.values() for x in (kernel, 20.0)], 16),
+        lambda: plots.mixture_on_sphere(HEADS, [0.5, 0.3, 0.2], [5.0, 9.0, 20.0], KERNELS["power-spherical"]),
+        lambda: plots.gamma_on_great_circle(KERNELS["von-mises-fisher"], 14.3, 16, [0.5, 0.9]),
+    ],
+)
+def test_figures_of_the_sphere_are_finite(draw):
+    figure = draw()
+    assert figure.layout.title.text
+    for trace in figure.data:
+        if trace.type == "scatter":
+            assert np.isfinite(np.asarray(trace.y, dtype=float)).all()
+
+
+def test_the_density_of_the_cosine_integrates_to_one():
+    for trace in plots.cosine_of_samples(KERNELS, 64, [0.0, 14.3, 64.0]).data:
+        assert np.trapezoid(trace.y, trace.x) == pytest.approx(1, abs=1e-4)
+
+
+def test_gamma_on_the_great_circle_balances_where_the_heads_do():
+    soft = plots.gamma_on_great_circle(KERNELS["power-spherical"], 14.3, 16, [0.5]).data[1]
+    assert soft.y[90] == pytest.approx(0.5) and soft.y[0] > 0.99 > 0.01 > soft.y[-1]
+
+
+def test_elbo_figures():
+    log_pi, log_sigma, log_p = (torch.randn(8, 3).log_softmax(-1) for _ in range(3))
+    elbo, likelihood = mixture.elbo(log_pi, log_sigma, log_p), mixture.log_likelihood(log_pi, log_p)
+    bars = plots.elbo_waterfall(elbo, likelihood).data[0]
+    assert sum(bars.y[:3]) == pytest.approx(bars.y[3], abs=1e-5) and bars.y[3] + bars.y[4] == pytest.approx(
+        bars.y[5], abs=1e-5
+    )
+    assert (
+        "minimum at κ = 10"
+        in plots.gap_against_kappa(torch.tensor([1.0, 10, 100]), torch.tensor([2.0, 1, 2]), 9.0, 14.0).layout.title.text
+    )
+    assert len(plots.gradient_shares({"a": torch.tensor([0.7, 0.3])}).data) == 2
+
+
+def test_the_explorer_follows_its_sliders():
+    box = sphere_explorer(HEADS)
+    kernel, controls, figure = box.children
+    kappa, weight = controls.children[0].children[0], controls.children[1].children[1]
+    before = np.array(figure.data[0].surfacecolor)
+    kappa.value = 200.0
+    weight.value = 3.0
+    after = np.array(figure.data[0].surfacecolor)
+    assert not np.allclose(before, after)
+    assert figure.data[2].text[1] == "u1: π = 0.20, κ = 200.0" and figure.data[3].text[1].startswith("u2: π = 0.60")
+    kernel.value = "von-mises-fisher"
+    assert not np.allclose(after, np.array(figure.data[0].surfacecolor))
 
 
 def test_one_colour_per_head():

@@ -18,6 +18,7 @@ from bachlib.records import write_text
 
 PLOTLY = "application/vnd.plotly.v1+json"
 SCRIPT = "plotly.min.js"
+WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 FORMULA = re.compile(r"(`[^`]*`)|\$\$(.+?)\$\$|\$(?! )([^$\n]+?)(?<! )\$", re.DOTALL)
@@ -31,6 +32,9 @@ class ForThePage(Preprocessor):
             cell.source = FORMULA.sub(_formula, cell.source)
         for output in cell.get("outputs", []):
             data = output.get("data", {})
+            if WIDGET in data or data.get("text/plain", "").startswith("VBox("):
+                data.clear()
+                data["text/html"] = "<em>Sliders need a running kernel: open the notebook with make lab.</em>"
             if PLOTLY in data:
                 figure = {key: value for key, value in data[PLOTLY].items() if key in ("data", "layout", "frames")}
                 data.clear()

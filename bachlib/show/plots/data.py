@@ -1,7 +1,4 @@
-"""Every figure of the workbook as a pure function that returns a plotly figure; widgets only wrap these.
-
-One colour per head or interest everywhere (`COLOURS`, colour-blind safe). Titles say the finding.
-"""
+"""Figures of logs, sequences and windows, and of named numbers."""
 
 from __future__ import annotations
 
@@ -9,46 +6,10 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
-import plotly.io as pio
 
 from bachlib.data import Dataset
 from bachlib.params import N_TEST, N_VALID
-
-# Okabe–Ito, then Tol's muted scheme
-COLOURS = """
-    #0072B2 #E69F00 #009E73 #CC79A7 #56B4E9 #D55E00 #F0E442 #882255
-    #44AA99 #332288 #DDCC77 #117733 #AA4499 #999933 #88CCEE #661100
-""".split()
-INK, GREY, LIGHT = "#222222", "#767676", "#E5E5E5"
-
-pio.templates["bach"] = go.layout.Template(
-    layout={
-        "font": {"family": "system-ui, sans-serif", "size": 14, "color": INK},
-        "title": {
-            "font": {"size": 17},
-            "x": 0,
-            "xref": "paper",
-            "yanchor": "bottom",
-            "y": 1,
-            "yref": "paper",
-            "pad": {"b": 14},
-        },
-        "paper_bgcolor": "white",
-        "plot_bgcolor": "white",
-        "xaxis": {"gridcolor": LIGHT, "zeroline": False, "automargin": True},
-        "yaxis": {"gridcolor": LIGHT, "zeroline": False, "automargin": True},
-        "colorway": COLOURS,
-        "margin": {"l": 60, "r": 20, "t": 60, "b": 50},
-        "width": 860,
-        "height": 400,
-    }
-)
-pio.templates.default = "bach"
-pio.renderers.default = "plotly_mimetype"  # data only: the other renderers store megabytes of script in the notebook
-
-
-def colour(r: int) -> str:
-    return COLOURS[r % len(COLOURS)]
+from bachlib.show.plots.style import COLOURS, INK, colour
 
 
 def funnel(steps: list[dict[str, Any]]) -> go.Figure:
@@ -207,44 +168,3 @@ def proportions(pi: np.ndarray, names: list[str], title: str) -> go.Figure:
     return figure.update_layout(
         barmode="stack", title=title, height=180 + 34 * len(users), legend={"font_size": 11, "traceorder": "normal"}
     )
-
-
-def sphere(
-    items: np.ndarray, interest: np.ndarray, names: list[str], tastes: np.ndarray, pi: np.ndarray, one: np.ndarray
-) -> go.Figure:
-    """Items of a three-dimensional world on the sphere, one user's tastes sized by π_u, and the user as one vector.
-
-    items (n, 3), interest (n,), tastes (m, 3), pi (m,), one (3,); the vectors are unit.
-    """
-    figure = go.Figure()
-    longitude, latitude = np.meshgrid(np.linspace(0, 2 * np.pi, 40), np.linspace(0, np.pi, 20))
-    ring = 0.97 * np.sin(latitude)
-    figure.add_surface(
-        x=ring * np.cos(longitude), y=ring * np.sin(longitude), z=0.97 * np.cos(latitude),
-        colorscale=[[0, "#F4F6F8"], [1, "#F4F6F8"]], showscale=False, hoverinfo="skip",
-        lighting={"ambient": 0.95, "diffuse": 0.2},
-    )  # fmt: skip
-    for r, name in enumerate(names):
-        x, y, z = items[np.asarray(interest) == r].T
-        marker = {"size": 2.5, "color": colour(r), "opacity": 0.7}
-        figure.add_scatter3d(x=x, y=y, z=z, mode="markers", name=name, marker=marker)
-    for r in np.flatnonzero(pi > 0.03):
-        x, y, z = 1.06 * tastes[r]
-        marker = {"size": 8 + 28 * np.sqrt(pi[r]), "color": colour(r), "line": {"color": INK, "width": 2}}
-        figure.add_scatter3d(x=[x], y=[y], z=[z], mode="markers", marker=marker, showlegend=False)
-        x, y, z = 1.18 * tastes[r]  # in front of the ball
-        figure.add_scatter3d(x=[x], y=[y], z=[z], mode="text", text=[f"{names[r]} {pi[r]:.0%}"], showlegend=False)
-    x, y, z = 1.12 * one
-    figure.add_scatter3d(
-        x=[0, x], y=[0, y], z=[0, z], mode="lines+markers+text", text=["", "one vector"],
-        textposition="top center", showlegend=False,
-        line={"color": INK, "width": 6}, marker={"size": [0, 12], "color": INK, "symbol": "diamond"},
-    )  # fmt: skip
-    hidden = {"visible": False}
-    eye = 1.45 * (one + np.array([0.0, 0.0, 0.25]))
-    return figure.update_layout(
-        scene={"xaxis": hidden, "yaxis": hidden, "zaxis": hidden, "aspectmode": "data"},
-        scene_camera_eye=dict(zip("xyz", eye.tolist(), strict=True)),
-        title="One vector points between the interests; a few weighted heads point at them",
-        height=620, legend={"itemsizing": "constant"}, margin={"l": 0, "r": 0, "t": 60, "b": 0},
-    )  # fmt: skip

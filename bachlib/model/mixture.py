@@ -1,0 +1,183 @@
+"""The per-user mixture of softmaxes and its ELBO (section 4): the plain reference, one function per equation.
+
+    eq. 12  log_components          log p_r(i_n | u_n)                  (B, k)
+    eq. 13–14  log_likelihood       ℓ_n = log Σ_r π_r p_r               (B,)
+    eq. 17  log_sigma               log C_d(κ_r) ω_κ(⟨u_r, v⟩)          (B, k)
+    eq. 19  responsibilities        log γ_n, blind to the negatives     (B, k)
+    eq. 20  contrastive_posterior   log γ_n^con                         (B, k)
+    eq. 20  kl_gap                  KL(γ_n ‖ γ_n^con) = ℓ_n − ELBO_n    (B,)
+    eq. 15, 16, 21  elbo            reconstruction + prior + entropy    (B,)
+    eq. 23  log_density             log m(i | u) over items             (B, n)
+
+The candidate set C_n is a *set*: with `ids`, another copy of a row's own positive among the candidates is left out.
+`loss` is the training loss; it goes through the one-pass sum of `onepass`, `plain_loss` is its slow twin.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from bachlib import BachError
+from bachlib.model.onepass import copies_of_positive, reconstruction
+from bachlib.model.sphere import PowerSpherical, VonMisesFisher
+
+
+class Elbo(NamedTuple):
+    """The three roles of eq. 21 and their sum, each (B,)."""
+
+    total: Float[Tensor, " B"]
+    reconstruction: Float[Tensor, " B"]
+    prior: Float[Tensor, " B"]
+    entropy: Float[Tensor, " B"]
+
+
+def log_components(
+    heads: Float[Tensor, "B k d"],
+    items: Float[Tensor, "C d"],
+    positive: Int[Tensor, " B"],
+    tau: float,
+    ids: Int[Tensor, " C"] | None = None,
+) -> Float[Tensor, "B k"]:
+    """log p_r(i_n | u_n), the sampled softmax of each head (eq. 12); `positive` are rows of the candidates `items`."""
+    check_shapes(heads, items, positive, ids)
+    check_unit(heads=heads, items=items)
+    logits = heads @ items.T / tau  # (B, k, C)
+    if ids is not None:
+        rows, columns = copies_of_positive(ids, positive)
+        blocked = torch.zeros(len(positive), len(items), dtype=torch.bool, device=items.device)
+        blocked[rows, columns] = True
+        logits = logits.masked_fill(blocked[:, None, :], -torch.inf)
+    at_positive = positive[:, None, None].expand(-1, heads.shape[1], 1)
+    return logits.log_softmax(-1).gather(2, at_positive)[..., 0]
+
+
+def log_sigma(
+    heads: Float[Tensor, "B k d"],
+    positive_items: Float[Tensor, "B d"],
+    kappa: Float[Tensor, "B k"],
+    kernel: PowerSpherical | VonMisesFisher,
+) -> Float[Tensor, "B k"]:
+    """log σ_r(n) = log C_d(κ_r) + log ω_κ(⟨u_r, v_n⟩), the density of the positive under each head (eq. 17)."""
+    t = (heads @ positive_items[:, :, None])[..., 0]
+    return kernel.log_density(t, kappa, heads.shape[-1])
+
+
+def responsibilities(log_pi: Float[Tensor, "B k"], log_sigma: Float[Tensor, "B k"]) -> Float[Tensor, "B k"]:
+    """log γ_n^(r), the recognition posterior over heads (eq. 19). It never sees the negatives."""
+    _same_shape(log_pi=log_pi, log_sigma=log_sigma)
+    return (log_pi + log_sigma).log_softmax(-1)
+
+
+def contrastive_posterior(log_pi: Float[Tensor, "B k"], log_p: Float[Tensor, "B k"]) -> Float[Tensor, "B k"]:
+    """log γ_n^con ∝ π_r p_r, the model's own posterior, at which the bound is tight (eq. 20)."""
+    _same_shape(log_pi=log_pi, log_p=log_p)
+    return (log_pi + log_p).log_softmax(-1)
+
+
+def log_likelihood(log_pi: Float[Tensor, "B k"], log_p: Float[Tensor, "B k"]) -> Float[Tensor, " B"]:
+    """ℓ_n = log Σ_r π_r p_r(i_n | u_n) (eqs. 13, 14)."""
+    _same_shape(log_pi=log_pi, log_p=log_p)
+    return (log_pi + log_p).logsumexp(-1)
+
+
+def elbo_at(log_gamma: Float[Tensor, "B k"], log_pi: Float[Tensor, "B k"], log_p: Float[Tensor, "B k"]) -> Elbo:
+    """The bound at any γ (eqs. 15, 16), in its three terms (eq. 21)."""
+    _same_shape(log_gamma=log_gamma, log_pi=log_pi, log_p=log_p)
+    gamma = log_gamma.exp()
+    # a head with γ = 0 adds nothing, also where its logarithm is −∞
+    terms = [torch.where(gamma > 0, gamma * term, 0.0).sum(-1) for term in (log_p, log_pi, -log_gamma)]
+    return Elbo(sum(terms), *terms)
+
+
+def elbo(log_pi: Float[Tensor, "B k"], log_sigma: Float[Tensor, "B k"], log_p: Float[Tensor, "B k"]) -> Elbo:
+    """The bound at the recognition posterior γ of eq. 19: what BACH maximises (eq. 21), differentiable through γ."""
+    return elbo_at(responsibilities(log_pi, log_sigma), log_pi, log_p)
+
+
+def kl_gap(
+    log_pi: Float[Tensor, "B k"], log_sigma: Float[Tensor, "B k"], log_p: Float[Tensor, "B k"]
+) -> Float[Tensor, " B"]:
+    """KL(γ_n ‖ γ_n^con), the slack of the bound (eq. 20), computed as a divergence and not as a difference."""
+    log_gamma = responsibilities(log_pi, log_sigma)
+    gamma = log_gamma.exp()
+    ratio = log_gamma - contrastive_posterior(log_pi, log_p)
+    return torch.where(gamma > 0, gamma * ratio, 0.0).sum(-1)
+
+
+def log_density(
+    heads: Float[Tensor, "B k d"],
+    items: Float[Tensor, "n d"],
+    log_pi: Float[Tensor, "B k"],
+    kappa: Float[Tensor, "B k"],
+    kernel: PowerSpherical | VonMisesFisher,
+) -> Float[Tensor, "B n"]:
+    """log m(i | u) = log Σ_r π_r C_d(κ_r) ω_κ(⟨u_r, v_i⟩), by which BACH serves (eq. 23)."""
+    check_unit(heads=heads, items=items)
+    t = heads @ items.T  # (B, k, n)
+    return (log_pi[..., None] + kernel.log_density(t, kappa[..., None], heads.shape[-1])).logsumexp(1)
+
+
+# ------------------------------------------------------------------------------------------------ the training loss
+
+
+def plain_loss(heads, items, positive, log_pi, log_sigma, tau, ids=None) -> Float[Tensor, ""]:
+    """−ELBO, mean over the batch, with every (B, k, C) logit kept for autograd: what `loss` is tested against."""
+    return -elbo(log_pi, log_sigma, log_components(heads, items, positive, tau, ids)).total.mean()
+
+
+def loss(
+    heads: Float[Tensor, "B k d"],
+    items: Float[Tensor, "C d"],
+    positive: Int[Tensor, " B"],
+    log_pi: Float[Tensor, "B k"],
+    log_sigma: Float[Tensor, "B k"],
+    tau: float,
+    ids: Int[Tensor, " C"] | None = None,
+) -> tuple[Float[Tensor, ""], Elbo]:
+    """(−ELBO, mean over the batch; its terms (B,), to look at), in one pass over the candidates (eq. 21).
+
+    γ never looks at the negatives, so ∂ELBO/∂log p_r = γ_r is known before the candidate logits exist. The gradient
+    through γ, π and κ is ordinary autograd on (B, k). Embeddings must be unit: unlike the reference it does not look.
+    """
+    log_gamma = responsibilities(log_pi, log_sigma)
+    gamma = log_gamma.exp()
+    rebuilt, log_p = reconstruction(heads, items, positive, gamma, tau, ids)
+    rest = torch.where(gamma > 0, gamma * (log_pi - log_gamma), 0.0).sum()
+    with torch.no_grad():
+        seen = elbo_at(log_gamma, log_pi, log_p)
+    return -(rebuilt + rest) / len(positive), seen
+
+
+# ------------------------------------------------------------------------------------------------------------ checks
+
+
+def check_shapes(heads: Tensor, items: Tensor, positive: Tensor, ids: Tensor | None) -> None:
+    if heads.ndim != 3 or items.ndim != 2 or heads.shape[-1] != items.shape[-1]:
+        raise BachError(
+            f"heads should be (B, k, d) and items (C, d) with one d; got {tuple(heads.shape)} and {tuple(items.shape)}"
+        )
+    if positive.shape != heads.shape[:1]:
+        raise BachError(f"positive should be ({heads.shape[0]},), a candidate per row; got {tuple(positive.shape)}")
+    if ids is not None and ids.shape != items.shape[:1]:
+        raise BachError(f"ids should be ({items.shape[0]},), the item of each candidate; got {tuple(ids.shape)}")
+    if len(positive) and not 0 <= int(positive.min()) <= int(positive.max()) < len(items):
+        raise BachError(f"positive should be rows 0 … {len(items) - 1} of the candidates; got {int(positive.max())}")
+
+
+def check_unit(**vectors: Tensor) -> None:
+    for name, value in vectors.items():
+        off = (value.norm(dim=-1) - 1).abs().max() if value.numel() else 0
+        if not off < 1e-3:
+            raise BachError(
+                f"{name} should be unit vectors: normalise them; got one of length {1 + float(off):.3g} or less"
+            )
+
+
+def _same_shape(**tensors: Tensor) -> None:
+    if len({tensor.shape for tensor in tensors.values()}) > 1:
+        got = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
+        raise BachError(f"{' and '.join(tensors)} should have one shape, (B, k); got {got}")

@@ -1,0 +1,113 @@
+"""Sums over the candidates in one pass: value and both gradients without ever keeping the (B, k, C) logits.
+
+The loss is Σ_n Σ_r γ_r log p_r with weights γ known beforehand (eq. 22). So the gradient with respect to a logit,
+γ_r (1[positive] − p), can be formed the moment the logit's row is there: one sweep over blocks of rows (matrix
+product → exp in place → two matrix products) gives log p and both gradients, and forgets the block.
+
+A cosine is at most 1, so a logit is at most 1/τ and its exponential cannot overflow: no row maximum is needed. Only for
+a τ below 1/40 (float64: 1/300) it is taken out first. Vectors have to be unit: nobody looks here.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+BLOCK = 1 << 20  # logits at a time: four megabytes of float32, which stay in the cache
+
+
+def copies_of_positive(ids: Int[Tensor, " C"], positive: Int[Tensor, " B"]) -> tuple[Tensor, Tensor]:
+    """(row, candidate) pairs in which the candidate is another copy of the row's own positive."""
+    same = ids[positive][:, None] == ids[None, :]
+    same[torch.arange(len(positive), device=ids.device), positive] = False
+    rows, columns = same.nonzero(as_tuple=True)
+    return rows, columns
+
+
+def reconstruction(
+    heads: Float[Tensor, "B k d"],
+    items: Float[Tensor, "C d"],
+    positive: Int[Tensor, " B"],
+    gamma: Float[Tensor, "B k"],
+    tau: float,
+    ids: Int[Tensor, " C"] | None = None,
+) -> tuple[Float[Tensor, ""], Float[Tensor, "B k"]]:
+    """(Σ_n Σ_r γ_r log p_r, differentiable in heads, items and γ; log p_r (B, k), to look at)."""
+    copies = copies_of_positive(ids, positive) if ids is not None else None
+    return _Reconstruction.apply(heads, items, gamma, positive, copies, tau)
+
+
+def _rows_per_block(width: int) -> int:
+    return max(1, BLOCK // width)
+
+
+def _blocks(n_rows: int, width: int, copies: tuple[Tensor, Tensor] | None):
+    """(rows of the block, (row in the block, candidate) pairs to leave out), as many rows as keep the block small."""
+    size = _rows_per_block(width)
+    starts = list(range(0, n_rows, size))
+    if copies is not None:
+        cuts = torch.searchsorted(copies[0], torch.tensor([*starts, n_rows], device=copies[0].device)).tolist()
+    for number, start in enumerate(starts):
+        left_out = None
+        if copies is not None and cuts[number] < cuts[number + 1]:
+            part = slice(cuts[number], cuts[number + 1])
+            left_out = (copies[0][part] - start, copies[1][part])
+        yield slice(start, min(start + size, n_rows)), left_out
+
+
+def _exp(logits: Float[Tensor, "... C"], tau: float) -> Tensor | float:
+    """exp(logit − shift) in place; returns the shift."""
+    if 1 / tau <= (40 if logits.dtype == torch.float32 else 300):
+        logits.exp_()
+        return 0.0
+    shift = logits.amax(-1, keepdim=True)
+    logits.sub_(shift).exp_()
+    return shift[..., 0]
+
+
+class _Reconstruction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, heads, items, gamma, positive, copies, tau):
+        B, k, d = heads.shape
+        wanted = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        at_positive = items[positive]  # (B, d)
+        logit = (heads @ at_positive[:, :, None])[..., 0] / tau  # (B, k), of the positive
+        log_p = torch.empty_like(logit)
+        scaled = items / tau
+        to_heads = torch.empty_like(heads) if wanted else None
+        to_items = torch.zeros_like(items) if wanted else None
+        room = heads.new_empty(min(B, _rows_per_block(k * len(items))) * k, len(items))  # one block's logits
+        for rows, left_out in _blocks(B, k * len(items), copies):
+            block = heads[rows].reshape(-1, d)  # (b·k, d)
+            e = torch.mm(block, scaled.T, out=room[: len(block)])  # (b·k, C)
+            if left_out is not None:
+                e.view(-1, k, len(items))[left_out[0], :, left_out[1]] = -torch.inf
+            shift = _exp(e, tau)
+            z = e.sum(-1)
+            log_p[rows] = logit[rows] - (z.log() + shift).view(-1, k)
+            if wanted:
+                weight = (gamma[rows].reshape(-1) / z)[:, None]
+                to_heads[rows] = ((e @ scaled) * -weight).view(-1, k, d)
+                to_items.addmm_(e.T, block * weight, alpha=-1 / tau)
+        if wanted:
+            to_heads += (gamma / tau)[..., None] * at_positive[:, None, :]
+            to_items.index_add_(0, positive, (gamma[:, None, :] @ heads)[:, 0] / tau)
+        ctx.save_for_backward(log_p, to_heads, to_items)
+        ctx.mark_non_differentiable(log_p)
+        return torch.where(gamma > 0, gamma * log_p, 0.0).sum(), log_p
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad, _):
+        log_p, to_heads, to_items = ctx.saved_tensors
+        want_heads, want_items, want_gamma, *_rest = ctx.needs_input_grad
+        return (
+            to_heads * grad if want_heads else None,
+            to_items * grad if want_items else None,
+            log_p * grad if want_gamma else None,
+            None,
+            None,
+            None,
+        )

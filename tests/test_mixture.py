@@ -1,0 +1,234 @@
+"""The ELBO and its identities; the one-pass losses against their slow twins."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bachlib import BachError
+from bachlib.model import mixture, onepass, routing
+from bachlib.model.sphere import KERNELS
+
+TAU = 0.07
+
+
+def unit(*shape, dtype=torch.float64):
+    return torch.nn.functional.normalize(torch.randn(*shape, dtype=dtype), dim=-1)
+
+
+def case(B=5, k=3, d=6, C=17, dtype=torch.float64, seed=0, n_ids=9):
+    """A random batch: the first B candidates are the positives; ids repeat, so that copies have to be masked."""
+    torch.manual_seed(seed)
+    return {
+        "heads": unit(B, k, d, dtype=dtype),
+        "items": unit(C, d, dtype=dtype),
+        "positive": torch.arange(B) % C,
+        "log_pi": torch.randn(B, k, dtype=dtype).log_softmax(-1),
+        "log_sigma": 3 * torch.randn(B, k, dtype=dtype),
+        "ids": torch.randint(0, n_ids, (C,)),
+    }
+
+
+def log_p_of(c, tau=TAU, ids=None):
+    return mixture.log_components(c["heads"], c["items"], c["positive"], tau, ids)
+
+
+def test_components_are_a_softmax_over_the_candidate_set():
+    c = case()
+    found = log_p_of(c, ids=c["ids"])
+    for n in range(5):
+        own = c["ids"][n]
+        kept = [j for j in range(17) if j == n or c["ids"][j] != own]
+        for r in range(3):
+            scores = [math.exp(float(c["heads"][n, r] @ c["items"][j]) / TAU) for j in kept]
+            assert found[n, r].item() == pytest.approx(math.log(scores[kept.index(n)] / sum(scores)), abs=1e-10)
+
+
+def test_identities():
+    for seed in range(20):
+        c = case(seed=seed)
+        log_pi, log_sigma, log_p = c["log_pi"], c["log_sigma"], log_p_of(c)
+        bound, gap = mixture.elbo(log_pi, log_sigma, log_p), mixture.kl_gap(log_pi, log_sigma, log_p)
+        likelihood = mixture.log_likelihood(log_pi, log_p)
+        assert torch.allclose(bound.total, bound.reconstruction + bound.prior + bound.entropy)
+        assert (gap >= 0).all() and torch.allclose(likelihood - gap, bound.total, atol=1e-10)
+        tight = mixture.elbo_at(mixture.contrastive_posterior(log_pi, log_p), log_pi, log_p)
+        assert torch.allclose(tight.total, likelihood, atol=1e-10)
+
+
+def test_gamma_is_the_gradient_in_log_p_and_blind_to_negatives():
+    c = case()
+    log_p = log_p_of(c).requires_grad_()
+    (slope,) = torch.autograd.grad(mixture.elbo(c["log_pi"], c["log_sigma"], log_p).total.sum(), log_p)
+    assert torch.allclose(slope, mixture.responsibilities(c["log_pi"], c["log_sigma"]).exp())
+
+
+def test_a_head_without_weight_is_no_head():
+    """π_r = 0 exactly: finite bound and gradients, equal to the mixture without that head."""
+    c = case()
+    log_pi = torch.cat([c["log_pi"], torch.full((5, 1), -torch.inf).double()], 1)
+    log_sigma, log_p = torch.cat([c["log_sigma"], torch.zeros(5, 1)], 1), torch.cat([log_p_of(c), -torch.ones(5, 1)], 1)
+    without = mixture.elbo(c["log_pi"], c["log_sigma"], log_p_of(c)).total
+    log_sigma.requires_grad_()
+    total = mixture.elbo(log_pi, log_sigma, log_p).total
+    assert torch.allclose(total, without)
+
+
+def test_one_head_is_the_plain_softmax():
+    c = case(k=1)
+    total, seen = mixture.loss(c["heads"], c["items"], c["positive"], c["log_pi"] * 0, c["log_sigma"], TAU, c["ids"])
+    standard = routing.standard(c["heads"], c["items"], c["positive"], TAU, c["ids"])
+    assert torch.allclose(total, standard) and torch.allclose(seen.entropy, torch.zeros(5).double())
+
+
+def test_density_is_a_mixture_of_kernels():
+    c = case()
+    kappa = torch.rand(5, 3, dtype=torch.float64) * 20
+    for kernel in KERNELS.values():
+        found = mixture.log_density(c["heads"], c["items"], c["log_pi"], kappa, kernel)
+        for n in range(5):
+            for i in range(17):
+                parts = [
+                    c["log_pi"][n, r].exp() * kernel.log_density(c["heads"][n, r] @ c["items"][i], kappa[n, r], 6).exp()
+                    for r in range(3)
+                ]
+                assert found[n, i].item() == pytest.approx(math.log(sum(parts)), abs=1e-9)
+        t = mixture.log_sigma(c["heads"], c["items"][:5], kappa, kernel)
+        assert t[2, 1].item() == pytest.approx(
+            kernel.log_density(c["heads"][2, 1] @ c["items"][2], kappa[2, 1], 6).item()
+        )
+
+
+# ------------------------------------------------------------------------------------------------ fast against slow
+
+
+def gradients(function, c, names):
+    inputs = {name: c[name].clone().requires_grad_() for name in names}
+    value = function(**{**c, **inputs})
+    value = value[0] if isinstance(value, tuple) else value
+    return value, torch.autograd.grad(value, list(inputs.values()))
+
+
+PAIRS = {
+    "mixture": (mixture.loss, mixture.plain_loss, ["heads", "items", "log_pi", "log_sigma"]),
+    "pos-multihead": (routing.pos_multihead, routing.plain_pos_multihead, ["heads", "items"]),
+    "all-multihead": (routing.all_multihead, routing.plain_all_multihead, ["heads", "items"]),
+}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from(list(PAIRS)),
+    B=st.integers(1, 9),
+    k=st.integers(1, 6),
+    d=st.integers(2, 9),
+    extra=st.integers(0, 30),
+    tau=st.sampled_from([0.5, 0.07, 0.02, 0.003]),
+    block=st.sampled_from([1, 50, 1 << 19]),
+    masked=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    seed=st.integers(0, 1000),
+)
+def test_one_pass_equals_plain(name, B, k, d, extra, tau, block, masked, dtype, seed):
+    c = case(B, k, d, B + extra, dtype, seed)
+    c |= {"tau": tau, "ids": c["ids"] if masked else None}
+    fast, slow, names = PAIRS[name]
+    if name != "mixture":
+        c = {key: c[key] for key in ("heads", "items", "positive", "tau", "ids")}
+    before, onepass.BLOCK = onepass.BLOCK, block
+    try:
+        value, slopes = gradients(fast, c, names)
+    finally:
+        onepass.BLOCK = before
+    expected, expected_slopes = gradients(slow, c, names)
+    tolerance = 1e-11 if dtype == torch.float64 else 2e-5
+    assert abs(value - expected) <= tolerance * max(1, abs(expected.item()))
+    for found, wanted in zip(slopes, expected_slopes, strict=True):
+        assert (found - wanted).abs().max() <= tolerance * max(1.0, wanted.abs().max().item())
+
+
+def test_gradcheck():
+    c = case(B=3, k=2, d=4, C=8)
+    inputs = [c[name].requires_grad_() for name in ("heads", "items", "log_pi", "log_sigma")]
+
+    def loss(heads, items, log_pi, log_sigma):
+        return mixture.loss(heads, items, c["positive"], log_pi, log_sigma, 0.5, c["ids"])[0]
+
+    assert torch.autograd.gradcheck(loss, inputs)
+    for function in (routing.pos_multihead, routing.all_multihead, routing.label_aware):
+        assert torch.autograd.gradcheck(lambda h, i, f=function: f(h, i, c["positive"], 0.5, c["ids"]), inputs[:2])
+    single = c["heads"][:, :1].detach().requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda h, i: routing.standard(h, i, c["positive"], 0.5, c["ids"]), (single, inputs[1])
+    )
+
+
+def test_only_the_gradients_that_are_wanted():
+    c = case()
+    total, _ = mixture.loss(c["heads"], c["items"], c["positive"], c["log_pi"].requires_grad_(), c["log_sigma"], TAU)
+    total.backward()
+    assert c["log_pi"].grad is not None and c["heads"].grad is None
+
+
+def test_hard_routing_leaves_heads_without_gradient_and_the_mixture_does_not():
+    c = case(k=4)
+    _, (to_heads, _) = gradients(
+        routing.pos_multihead, {**{n: c[n] for n in ("heads", "items", "positive")}, "tau": TAU}, ["heads", "items"]
+    )
+    assert ((to_heads.norm(dim=-1) > 0).sum(1) == 1).all()
+    _, (to_heads, *_) = gradients(mixture.loss, {**c, "tau": TAU}, ["heads", "log_pi"])
+    assert (to_heads.norm(dim=-1) > 0).all()
+
+
+def test_label_aware_by_hand():
+    c = case(k=2)
+    found = routing.label_aware(c["heads"], c["items"], c["positive"], TAU)
+    users = []
+    for n in range(5):
+        scores = torch.stack([c["heads"][n, r] @ c["items"][n] for r in range(2)])
+        user = (scores.softmax(0)[:, None] * c["heads"][n]).sum(0)
+        users.append(user / user.norm())
+    plain = -mixture.log_components(torch.stack(users)[:, None], c["items"], c["positive"], TAU).mean()
+    assert torch.allclose(found, plain)
+
+
+def test_memory_does_not_grow_with_k():
+    """What the forward pass keeps for the backward pass: the gradients themselves and (B, k), never (B, k, C)."""
+    kept = {}
+    for k in (2, 16):
+        c = case(B=32, k=k, d=8, C=600, dtype=torch.float32)
+        sizes = []
+        heads = c["heads"].requires_grad_()
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, s=sizes: s.append(x.numel()) or x, lambda x: x):
+            mixture.loss(heads, c["items"].requires_grad_(), c["positive"], c["log_pi"], c["log_sigma"], TAU, c["ids"])
+            routing.all_multihead(heads, c["items"], c["positive"], TAU, c["ids"])
+        kept[k] = max(sizes)
+    assert kept[16] <= max(32 * 16 * 8, 600 * 8)
+
+
+# ------------------------------------------------------------------------------------------------------- bad input
+
+
+def test_errors_name_argument_expected_and_got():
+    c = case()
+    with pytest.raises(
+        BachError, match=r"heads should be \(B, k, d\) and items \(C, d\) with one d; got \(5, 3, 6\) and \(17, 5\)"
+    ):
+        mixture.log_components(c["heads"], c["items"][:, :5], c["positive"], TAU)
+    with pytest.raises(BachError, match=r"positive should be \(5,\), a candidate per row; got \(4,\)"):
+        mixture.log_components(c["heads"], c["items"], c["positive"][:4], TAU)
+    with pytest.raises(BachError, match=r"positive should be rows 0 … 16 of the candidates; got 21"):
+        mixture.log_components(c["heads"], c["items"], c["positive"] + 17, TAU)
+    with pytest.raises(BachError, match=r"ids should be \(17,\), the item of each candidate; got \(3,\)"):
+        mixture.log_components(c["heads"], c["items"], c["positive"], TAU, c["ids"][:3])
+    with pytest.raises(BachError, match="heads should be unit vectors: normalise them; got one of length 2"):
+        mixture.log_components(2 * c["heads"], c["items"], c["positive"], TAU)
+    with pytest.raises(
+        BachError,
+        match=r"log_pi and log_sigma should have one shape, \(B, k\); got log_pi \(5, 3\), log_sigma \(5, 2\)",
+    ):
+        mixture.responsibilities(c["log_pi"], c["log_sigma"][:, :2])
+    with pytest.raises(BachError, match=r"standard has one head: heads should be \(B, 1, d\); got \(5, 3, 6\)"):
+        routing.standard(c["heads"], c["items"], c["positive"], TAU)

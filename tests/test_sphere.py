@@ -1,0 +1,204 @@
+"""The kernels two ways: closed forms against mpmath, scipy, quadrature, Monte Carlo and a published package."""
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from power_spherical import PowerSpherical as Published
+from scipy import integrate, stats
+
+from bachlib import BachError
+from bachlib.model.sphere import KERNELS
+
+mpmath.mp.dps = 50
+PS, VMF = KERNELS["power-spherical"], KERNELS["von-mises-fisher"]
+DIMENSIONS = [2, 3, 4, 5, 8, 16, 31, 48, 50, 51, 64, 128, 256, 512, 1024, 4096]
+KAPPAS = [0.0, *np.geomspace(1e-4, 1e4, 33).tolist()]
+
+
+def log_normalizer_exactly(kernel, kappa, d):
+    kappa, half = mpmath.mpf(kappa), mpmath.mpf(d) / 2
+    if kernel is PS:
+        beta = half - mpmath.mpf(1) / 2
+        alpha = beta + kappa
+        return (
+            -(alpha + beta) * mpmath.log(2)
+            - beta * mpmath.log(mpmath.pi)
+            - mpmath.loggamma(alpha)
+            + mpmath.loggamma(alpha + beta)
+        )
+    uniform = mpmath.loggamma(half) - mpmath.log(2) - half * mpmath.log(mpmath.pi)
+    return uniform - mpmath.log(mpmath.hyp0f1(half, kappa**2 / 4))
+
+
+@pytest.fixture(params=list(KERNELS))
+def kernel(request):
+    return KERNELS[request.param]
+
+
+@pytest.mark.parametrize("d", DIMENSIONS)
+def test_log_normalizer_against_mpmath(kernel, d):
+    exact = [log_normalizer_exactly(kernel, kappa, d) for kappa in KAPPAS]
+    found = kernel.log_normalizer(torch.tensor(KAPPAS, dtype=torch.float64), d)
+    assert max(abs(float(mpmath.mpf(f.item()) - e)) for f, e in zip(found, exact, strict=True)) < (
+        1e-10 if d <= 1024 else 1e-9
+    )
+
+    single = torch.tensor(KAPPAS, dtype=torch.float32)
+    exact = torch.tensor(
+        [float(log_normalizer_exactly(kernel, kappa.item(), d)) for kappa in single], dtype=torch.float64
+    )
+    assert ((kernel.log_normalizer(single, d).double() - exact).abs() / exact.abs().clamp(min=1)).max() < 5e-7
+
+
+@pytest.mark.parametrize("d", [2, 3, 10, 64])
+def test_vmf_against_scipy(d):
+    direction = np.eye(d)[0]
+    x = np.r_[0.3, np.zeros(d - 2), math.sqrt(1 - 0.09)]
+    for kappa in (0.5, 5.0, 50.0):
+        expected = stats.vonmises_fisher(direction, kappa).logpdf(x)
+        found = VMF.log_density(torch.tensor(0.3, dtype=torch.float64), torch.tensor(kappa).double(), d)
+        assert found.item() == pytest.approx(expected, abs=1e-10)
+        entropy = stats.vonmises_fisher(direction, kappa).entropy()
+        assert VMF.entropy(torch.tensor(kappa).double(), d).item() == pytest.approx(entropy, abs=1e-9)
+
+
+@pytest.mark.parametrize("d", [2, 3, 16, 64])
+def test_power_spherical_against_the_published_package(d):
+    torch.manual_seed(0)
+    mean, x = (torch.nn.functional.normalize(torch.randn(5, d, dtype=torch.float64), dim=-1) for _ in range(2))
+    kappa = torch.tensor([0.1, 1.0, 10.0, 14.3, 100.0], dtype=torch.float64)
+    for n in range(5):
+        published = Published(mean[n], kappa[n])
+        assert torch.allclose(PS.log_density(mean[n] @ x[n], kappa[n], d), published.log_prob(x[n]), atol=1e-9)
+        assert torch.allclose(PS.entropy(kappa[n], d), published.entropy(), atol=1e-8)
+        assert torch.allclose(PS.mean_resultant(kappa[n], d), published.mean @ mean[n], atol=1e-10)
+
+
+def moments(kernel, kappa, d):
+    """∫ p, E[t], −E[log p] by quadrature over the angle θ, whose density is p(cos θ) · area(S^{d−2}) sin^{d−2} θ."""
+    area = math.log(2) + (d - 1) / 2 * math.log(math.pi) - math.lgamma((d - 1) / 2)
+    kappa = torch.tensor(kappa, dtype=torch.float64)
+
+    def density(theta):
+        log_p = kernel.log_density(torch.tensor(math.cos(theta), dtype=torch.float64), kappa, d).item()
+        return math.exp(log_p + area) * math.sin(theta) ** (d - 2), log_p
+
+    options = {"limit": 400, "epsabs": 1e-11, "points": [0.02, 0.1, 0.5, 1.5]}
+    total = integrate.quad(lambda a: density(a)[0], 0, math.pi, **options)[0]
+    mean = integrate.quad(lambda a: density(a)[0] * math.cos(a), 0, math.pi, **options)[0]
+    entropy = integrate.quad(lambda a: -density(a)[0] * density(a)[1], 0, math.pi, **options)[0]
+    return total, mean, entropy
+
+
+@pytest.mark.parametrize("d", [2, 3, 8, 64, 128])
+@pytest.mark.parametrize("kappa", [0.0, 1.0, 14.3, 300.0])
+def test_integral_mean_and_entropy_by_quadrature(kernel, d, kappa):
+    total, mean, entropy = moments(kernel, kappa, d)
+    at = torch.tensor(kappa, dtype=torch.float64)
+    assert total == pytest.approx(1, abs=1e-8)
+    assert kernel.mean_resultant(at, d).item() == pytest.approx(mean, abs=1e-8)
+    assert kernel.entropy(at, d).item() == pytest.approx(entropy, abs=1e-6)
+
+
+@pytest.mark.parametrize("d", [2, 3, 16, 256])
+@pytest.mark.parametrize("kappa", [0.0, 5.0, 200.0])
+def test_samples(kernel, d, kappa):
+    torch.manual_seed(d)
+    mean = torch.nn.functional.normalize(torch.randn(d, dtype=torch.float64), dim=-1)
+    draws = kernel.sample(mean.expand(20_000, d), torch.full((20_000,), kappa, dtype=torch.float64))
+    assert torch.allclose(draws.norm(dim=-1), torch.ones(()).double(), atol=1e-6)
+    t = (draws @ mean).numpy()
+    expected = kernel.mean_resultant(torch.tensor(kappa).double(), d).item()
+    assert abs(t.mean() - expected) < 5 * t.std() / math.sqrt(len(t))
+    grid = np.cos(np.linspace(math.pi, 0, 8001))
+    log_p = kernel.log_density(torch.from_numpy(grid), torch.tensor(kappa).double(), d).numpy()
+    with np.errstate(divide="ignore"):
+        density = np.exp(log_p - log_p.max() + (d - 2) / 2 * np.log(np.clip(1 - grid**2, 1e-300, None)))  # per angle
+    cdf = np.cumsum(density) / density.sum()
+    assert stats.kstest(t, lambda x: np.interp(x, grid, cdf)).pvalue > 1e-3
+
+
+def test_gradients_against_finite_differences(kernel):
+    for d in (2, 3, 16, 64):
+        kappa = torch.tensor([1e-3, 0.5, 3.0, 14.3, 80.0], dtype=torch.float64, requires_grad=True)
+        t = torch.tensor([-0.9, -0.2, 0.0, 0.5, 0.99], dtype=torch.float64, requires_grad=True)
+
+        def density(t, kappa, d=d):
+            return kernel.log_density(t, kappa, d)
+
+        assert torch.autograd.gradcheck(density, (t, kappa), eps=1e-6, atol=1e-6)
+        assert torch.autograd.gradgradcheck(density, (t, kappa), eps=1e-6, atol=1e-5)
+
+
+def test_the_derivative_is_minus_the_mean_resultant_for_vmf():
+    kappa = torch.tensor(KAPPAS, dtype=torch.float64, requires_grad=True)
+    for d in DIMENSIONS:
+        (slope,) = torch.autograd.grad(VMF.log_normalizer(kappa, d).sum(), kappa)
+        assert torch.allclose(-slope, VMF.mean_resultant(kappa, d), atol=1e-14)
+        exact = [mpmath.besseli(mpmath.mpf(d) / 2, k) / mpmath.besseli(mpmath.mpf(d) / 2 - 1, k) for k in KAPPAS[1:]]
+        assert max(abs(float(-s.item() / e - 1)) for s, e in zip(slope[1:], exact, strict=True)) < 1e-10
+
+
+@pytest.mark.parametrize("d", [2, 3, 49, 50, 51, 64, 1024])
+def test_no_jump_in_the_derivative(kernel, d):
+    """On a fine grid neighbouring slopes differ by what the curvature says and by nothing else."""
+    kappa = torch.logspace(-6, 6, 20_001, dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(kernel.log_normalizer(kappa, d).sum(), kappa, create_graph=True)
+    (bend,) = torch.autograd.grad(slope.sum(), kappa)
+    step = kappa.diff()
+    expected = (bend[1:] + bend[:-1]) / 2 * step
+    assert ((slope.diff() - expected).abs() <= 1e-3 * expected.abs() + 1e-8).all()
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    name=st.sampled_from(list(KERNELS)),
+    d=st.integers(2, 2000),
+    kappa=st.one_of(st.floats(0, 1e6), st.sampled_from([0.0, 1e-30, 1e6])),
+    t=st.one_of(st.floats(-1, 1), st.sampled_from([-1.0, 1.0, -1.0000001, 1.0000001, 1.0000004])),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+def test_finite_everywhere(name, d, kappa, t, dtype):
+    t = torch.tensor(t, dtype=dtype, requires_grad=True)
+    kappa = torch.tensor(kappa, dtype=dtype, requires_grad=True)
+    value = KERNELS[name].log_density(t, kappa, d)
+    slopes = torch.autograd.grad(value, (t, kappa))
+    assert value.dtype == dtype and torch.isfinite(value) and all(torch.isfinite(s) for s in slopes)
+    assert torch.isfinite(KERNELS[name].entropy(kappa, d)) and 0 <= KERNELS[name].mean_resultant(kappa, d) <= 1
+
+
+def test_uniform_at_zero(kernel):
+    for d in DIMENSIONS:
+        area = math.log(2) + d / 2 * math.log(math.pi) - math.lgamma(d / 2)
+        assert kernel.log_normalizer(torch.zeros(()).double(), d).item() == pytest.approx(-area, abs=1e-10)
+
+
+def test_any_shape(kernel):
+    kappa = torch.rand(2, 3, 4)
+    assert kernel.log_normalizer(kappa, 8).shape == (2, 3, 4)
+    assert kernel.log_density(torch.zeros(2, 3, 4), kappa, 8).shape == (2, 3, 4)
+    assert kernel.sample(torch.eye(8)[:3], torch.ones(3)).shape == (3, 8)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda k: k.log_normalizer(torch.tensor([1.0, -2.0]), 8), "kappa should be ≥ 0 everywhere; got -2.0"),
+        (lambda k: k.log_normalizer(torch.tensor([1.0, math.nan]), 8), "kappa should be ≥ 0 everywhere; got nan"),
+        (lambda k: k.log_normalizer(torch.tensor([1.0]), 1), "d should be a whole number ≥ 2.*got 1"),
+        (
+            lambda k: k.log_normalizer(torch.tensor([1]), 8),
+            "kappa should be a float32 or float64 tensor; got torch.int64",
+        ),
+        (lambda k: k.log_normalizer(3.0, 8), "kappa should be a float32 or float64 tensor; got float"),
+        (lambda k: k.log_density(torch.tensor([1.5]), torch.tensor([1.0]), 8), "t should be a cosine.*got 1.5"),
+    ],
+)
+def test_errors_name_argument_expected_and_got(kernel, call, said):
+    with pytest.raises(BachError, match=said):
+        call(kernel)
