@@ -199,7 +199,7 @@ def _measure_loss(which: str, k: int, results: multiprocessing.Queue) -> None:
     before = peak_gb()
     core[which]()
     extra = (peak_gb() - before) * 1000
-    results.put({"extra_mb": extra, "ratio": best_of(core[which], 3) / best_of(core["bare"], 3)})
+    results.put({"extra_mb": extra, "ratio": best_of(core[which]) / best_of(core["bare"])})
 
 
 def bench_loss(k: int) -> dict[str, Any]:

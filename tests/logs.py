@@ -68,3 +68,12 @@ def as_raw(dataset) -> dict:
     """A prepared data set as raw ids, to compare with `plain_pipeline`."""
     raw_item, raw_user = dataset.items["raw_id"].to_numpy(), dataset.users["raw_id"].to_numpy()
     return {raw_user[u]: raw_item[dataset.sequence(u)].tolist() for u in range(dataset.n_users)}
+
+
+def my_csv(tmp_path, events, change=lambda lines: None, name="my.csv", encoding="utf-8") -> Path:
+    """A log of somebody's own, with the columns who, what, when, stars; `change` spoils its lines."""
+    lines = ["who,what,when,stars", *(f"u{u},i{i},{t},{r}" for u, i, r, t in events)]
+    change(lines)
+    path = tmp_path / name
+    path.write_bytes(("\n".join(lines) + "\n").encode(encoding))
+    return path

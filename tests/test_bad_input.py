@@ -1,20 +1,23 @@
 """Bad input gets an error that says what, where and what would be right, and leaves nothing behind."""
 
-import errno
 import gzip
-import json
-import resource
-import subprocess
-import sys
 import zipfile
 
-import numpy as np
 import pandas as pd
 import pytest
-from logs import as_raw, plain_pipeline, random_events, write_movielens_csv, write_netflix, write_rows, write_taobao
+from logs import (
+    as_raw,
+    my_csv,
+    plain_pipeline,
+    random_events,
+    write_movielens_csv,
+    write_netflix,
+    write_rows,
+    write_taobao,
+)
 
 from bachlib import BachError
-from bachlib.data import Dataset, prepare
+from bachlib.data import prepare
 
 EVENTS = random_events(21, ties=False)
 MY = {"user": "who", "item": "what", "time": "when", "rating": "stars"}
@@ -36,14 +39,6 @@ def refuses(tmp_path):
     return call
 
 
-def my_csv(tmp_path, change=lambda lines: None, name="my.csv", encoding="utf-8"):
-    lines = ["who,what,when,stars", *(f"u{u},i{i},{t},{r}" for u, i, r, t in EVENTS)]
-    change(lines)
-    path = tmp_path / name
-    path.write_bytes(("\n".join(lines) + "\n").encode(encoding))
-    return path
-
-
 def spoil(number, line):
     return lambda lines: lines.__setitem__(number - 1, line)
 
@@ -54,7 +49,7 @@ def test_missing_file(refuses, tmp_path):
 
 def test_unknown_source_and_parameters(refuses, tmp_path):
     refuses("movielens", tmp_path, "'movielens' is not known", "movielens-20m", "csv")
-    log = my_csv(tmp_path)
+    log = my_csv(tmp_path, EVENTS)
     refuses("csv", log, "min_ratings: not a parameter; there are min_rating", min_ratings=3)
     refuses("csv", log, "min_items", "greater than or equal to 31", "got 30", min_items=30)
     refuses("csv", log, "encoding='klingon' is not an encoding", columns=MY, encoding="klingon")
@@ -86,7 +81,9 @@ def test_empty(refuses, tmp_path, source):
 
 def test_only_a_header(refuses, tmp_path):
     refuses("movielens-20m", write_movielens_csv(tmp_path / "ratings.csv", []), "the log is empty")
-    refuses("csv", my_csv(tmp_path, lambda lines: lines.__delitem__(slice(1, None))), "the log is empty", columns=MY)
+    refuses(
+        "csv", my_csv(tmp_path, EVENTS, lambda lines: lines.__delitem__(slice(1, None))), "the log is empty", columns=MY
+    )
 
 
 @pytest.mark.parametrize(
@@ -152,7 +149,7 @@ def test_bad_rows_of_taobao_and_netflix(refuses, tmp_path):
 
 
 def test_the_first_few_bad_rows_are_shown_and_all_are_counted(refuses, tmp_path):
-    path = my_csv(tmp_path, lambda lines: [spoil(n, f"u1,i1,,{n}")(lines) for n in range(10, 30)])
+    path = my_csv(tmp_path, EVENTS, lambda lines: [spoil(n, f"u1,i1,,{n}")(lines) for n in range(10, 30)])
     message = refuses("csv", path, "my.csv, line 10: time is missing", "line 14:", "20 rows in all", columns=MY)
     assert "line 15:" not in message
 
@@ -161,7 +158,7 @@ def test_the_first_few_bad_rows_are_shown_and_all_are_counted(refuses, tmp_path)
     ("row", "said"), [(",i1,5,4", "user is missing"), ("u1,,5,4", "item is missing"), ("u1,i1,5,inf", "rating is inf")]
 )
 def test_missing_values_in_my_csv(refuses, tmp_path, row, said):
-    refuses("csv", my_csv(tmp_path, spoil(40, row)), f"my.csv, line 40: {said}", columns=MY)
+    refuses("csv", my_csv(tmp_path, EVENTS, spoil(40, row)), f"my.csv, line 40: {said}", columns=MY)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +170,7 @@ def test_blank_and_quoted_lines_do_not_shift_the_line_number(refuses, tmp_path, 
         lines[6] = ""
         lines[20] = row
 
-    refuses("csv", my_csv(tmp_path, change), f"line 22: {said}", columns=MY)
+    refuses("csv", my_csv(tmp_path, EVENTS, change), f"line 22: {said}", columns=MY)
 
 
 def test_line_numbers_in_a_large_file(refuses, tmp_path):
@@ -187,7 +184,7 @@ def test_line_numbers_in_a_large_file(refuses, tmp_path):
 @pytest.mark.parametrize("mode", ["stop", "skip"])
 def test_a_stray_quote_is_never_skipped_over(refuses, tmp_path, mode):
     """It would take every row up to the next quote with it, and count as one."""
-    path = my_csv(tmp_path, spoil(60, 'u1,"12 INCH,5,5'))
+    path = my_csv(tmp_path, EVENTS, spoil(60, 'u1,"12 INCH,5,5'))
     message = refuses("csv", path, "my.csv, line 60", "mend that line", columns=MY, on_bad_rows=mode)
     assert len(message) < 600
     path = write_movielens_csv(tmp_path / "ratings.csv", EVENTS)
@@ -216,7 +213,9 @@ def test_files_of_a_folder_that_do_not_fit(refuses, tmp_path):
 
 
 def test_one_column_for_two_roles(refuses, tmp_path):
-    refuses("csv", my_csv(tmp_path), "column 'who' is named for user and for item", columns={**MY, "item": "who"})
+    refuses(
+        "csv", my_csv(tmp_path, EVENTS), "column 'who' is named for user and for item", columns={**MY, "item": "who"}
+    )
 
 
 @pytest.mark.parametrize(
@@ -228,11 +227,11 @@ def test_one_column_for_two_roles(refuses, tmp_path):
     ],
 )
 def test_parameters_the_engine_does_not_take(refuses, tmp_path, params, said):
-    refuses("csv", my_csv(tmp_path), said, columns=MY, **params)
+    refuses("csv", my_csv(tmp_path, EVENTS), said, columns=MY, **params)
 
 
 def test_old_mac_line_ends_are_said(refuses, tmp_path):
-    path = my_csv(tmp_path)
+    path = my_csv(tmp_path, EVENTS)
     path.write_bytes(path.read_bytes().replace(b"\n", b"\r"))
     refuses("csv", path, "carriage return only", columns=MY)
 
@@ -240,12 +239,12 @@ def test_old_mac_line_ends_are_said(refuses, tmp_path):
 def test_missing_columns_name_those_found(refuses, tmp_path):
     refuses(
         "csv",
-        my_csv(tmp_path),
+        my_csv(tmp_path, EVENTS),
         "no column 'user' (user), 'item' (item), 'time' (time)",
         "'who', 'what', 'when', 'stars'",
     )
-    refuses("csv", my_csv(tmp_path), "no column 'date' (time)", columns={**MY, "time": "date"})
-    frame = pd.read_csv(my_csv(tmp_path))
+    refuses("csv", my_csv(tmp_path, EVENTS), "no column 'date' (time)", columns={**MY, "time": "date"})
+    frame = pd.read_csv(my_csv(tmp_path, EVENTS))
     frame.to_parquet(tmp_path / "my.parquet")
     refuses("parquet", tmp_path / "my.parquet", "no column 'user' (user)", "'who', 'what', 'when', 'stars'")
     frame.assign(when=frame["when"].mask(frame.index == 6)).to_parquet(tmp_path / "my.parquet")
@@ -253,27 +252,28 @@ def test_missing_columns_name_those_found(refuses, tmp_path):
 
 
 def test_a_time_that_is_none(refuses, tmp_path):
-    path = my_csv(tmp_path, lambda lines: lines.__setitem__(slice(1, None), [f"u1,i{n},soon,5" for n in range(90)]))
+    def dated(time):
+        return [(1, n, 5, time) for n in range(90)]
+
+    path = my_csv(tmp_path, dated("soon"))
     refuses("csv", path, "column 'when' should hold the time", "holds 'soon'", "time_format=", columns=MY)
-    path = my_csv(
-        tmp_path, lambda lines: lines.__setitem__(slice(1, None), [f"u1,i{n},01/02/2020,5" for n in range(90)])
-    )
+    path = my_csv(tmp_path, dated("01/02/2020"))
     refuses("csv", path, "%m/%d/%Y and as %d/%m/%Y", "time_format=", columns=MY)
     dataset = prepare("csv", path, tmp_path / "o", columns=MY, time_format="%d/%m/%Y", min_items=40, quiet=True)
     assert dataset.n_users == 1
 
 
 def test_not_utf8(refuses, tmp_path):
-    path = my_csv(tmp_path, spoil(30, "u1,café,1000000000,5"), encoding="latin-1")
+    path = my_csv(tmp_path, EVENTS, spoil(30, "u1,café,1000000000,5"), encoding="latin-1")
     refuses("csv", path, "my.csv, line 30: the file is not UTF-8", "encoding='latin-1'", columns=MY)
     dataset = prepare("csv", path, tmp_path / "o", columns=MY, encoding="latin-1", min_items=40, quiet=True)
     assert dataset.meta["bad_rows"]["count"] == 0
-    refuses("csv", my_csv(tmp_path), "is not utf-16", columns=MY, encoding="utf-16")
+    refuses("csv", my_csv(tmp_path, EVENTS), "is not utf-16", columns=MY, encoding="utf-16")
 
 
 def test_nobody_is_long_enough(refuses, tmp_path):
     longest = max(len(s) for s in plain_pipeline(EVENTS, min_items=1).values())
-    path = my_csv(tmp_path)
+    path = my_csv(tmp_path, EVENTS)
     refuses(
         "csv",
         path,
@@ -327,117 +327,5 @@ def test_a_folder_that_is_something_else_is_not_touched(tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.tex").write_text("years of work")
     with pytest.raises(BachError, match="not a prepared data set; choose another out="):
-        prepare("csv", my_csv(tmp_path), tmp_path / "thesis", columns=MY, quiet=True)
+        prepare("csv", my_csv(tmp_path, EVENTS), tmp_path / "thesis", columns=MY, quiet=True)
     assert (tmp_path / "thesis" / "chapter.tex").read_text() == "years of work"
-
-
-# ----------------------------------------------------------------------------------- half-way through
-
-
-def test_places_that_cannot_be_written(tmp_path):
-    path = my_csv(tmp_path)
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(BachError, match="cannot be written"):
-        prepare("csv", path, tmp_path / "file" / "o", columns=MY, min_items=40, quiet=True)
-    with pytest.raises(BachError, match="exists and is not a prepared data set"):
-        prepare("csv", path, tmp_path / "file", columns=MY, min_items=40, quiet=True)
-
-
-def test_a_damaged_prepared_folder_is_made_anew(tmp_path):
-    path = my_csv(tmp_path)
-    prepare("csv", path, tmp_path / "o", columns=MY, min_items=40, quiet=True)
-    (tmp_path / "o" / "meta.json").write_text("{")
-    with pytest.raises(BachError, match="damaged; prepare the data set anew"):
-        Dataset.load(tmp_path / "o")
-    assert prepare("csv", path, tmp_path / "o", columns=MY, min_items=40, quiet=True).n_users > 0
-
-
-def test_a_link_stays_a_link(tmp_path):
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "o").symlink_to(tmp_path / "disk")
-    prepare("csv", my_csv(tmp_path), tmp_path / "o", columns=MY, min_items=40, quiet=True)
-    assert (tmp_path / "o").is_symlink() and (tmp_path / "disk" / "meta.json").exists()
-
-
-def test_four_at_once(tmp_path):
-    """Processes that prepare the same folder wait for each other and all get it."""
-    path, out = str(my_csv(tmp_path)), str(tmp_path / "o")
-    code = f"from bachlib.data import prepare; prepare('csv', {path!r}, {out!r}, columns={MY!r}, min_items=40)"
-    running = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    said = [process.communicate()[0] for process in running]
-    assert all(process.returncode == 0 for process in running)
-    assert sum("already prepared" in text for text in said) == 3
-
-
-def test_control_c(tmp_path, monkeypatch):
-    def interrupted(*args):
-        raise RuntimeError("Query interrupted")
-
-    monkeypatch.setattr(sys.modules["bachlib.data.prepare"], "write_users", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        prepare("csv", my_csv(tmp_path), tmp_path / "out" / "o", columns=MY, min_items=40, quiet=True)
-    assert list((tmp_path / "out").iterdir()) == []
-
-
-def test_disk_full_while_writing(refuses, tmp_path, monkeypatch):
-    def full(*args, **kwargs):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("bachlib.data.store.pq.write_table", full)
-    refuses("csv", my_csv(tmp_path), "no disk space left", "BACH_OUTPUT_DIR", columns=MY)
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="file size limits are a Unix thing")
-def test_disk_full_for_real(tmp_path):
-    """A process that may not write files over 4 kB: the engine, the unpacking or numpy meets the wall."""
-    path = write_movielens_csv(tmp_path / "ratings.csv", EVENTS)
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
-        archive.write(path, "ml-20m/ratings.csv")
-    raw, out = str(tmp_path / "a.zip"), str(tmp_path / "outputs" / "made")
-    code = f"""
-from bachlib.data import prepare
-try:
-    prepare("movielens-20m", {raw!r}, {out!r}, min_items=40, quiet=True)
-except Exception as error:
-    print(type(error).__name__, error)
-"""
-    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))  # noqa: E731
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, preexec_fn=limit)
-    assert done.stdout.startswith("BachError no disk space left"), done.stdout + done.stderr
-    assert list((tmp_path / "outputs").iterdir()) == []
-
-
-def test_an_old_folder_survives_a_failed_new_one(tmp_path, monkeypatch):
-    path = my_csv(tmp_path)
-    before = as_raw(prepare("csv", path, tmp_path / "o", columns=MY, min_items=40, quiet=True))
-    monkeypatch.setattr(sys.modules["bachlib.data.prepare"], "write_items", lambda *a: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        prepare("csv", path, tmp_path / "o", columns=MY, min_items=41, quiet=True)
-    assert as_raw(Dataset.load(tmp_path / "o")) == before
-
-
-def test_what_a_killed_process_left_is_swept(tmp_path):
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    left = tmp_path / f".o[1].{dead.pid}.abc.partial"
-    (left / "new").mkdir(parents=True)
-    living = tmp_path / ".o[1].1.abc.partial"
-    living.mkdir()
-    prepare("csv", my_csv(tmp_path), tmp_path / "o[1]", columns=MY, min_items=40, quiet=True)
-    assert not left.exists() and living.exists()
-
-
-def test_memory_too_small_is_said(tmp_path):
-    rng = np.random.default_rng(0)
-    frame = pd.DataFrame({name: rng.integers(10**6, size=400_000) for name in ("user", "item", "time")})
-    frame.to_csv(tmp_path / "l.csv", index=False)
-    with pytest.raises(BachError, match="raise memory="):
-        prepare("csv", tmp_path / "l.csv", tmp_path / "o", memory="3MB", quiet=True)
-
-
-def test_a_folder_that_is_not_prepared(tmp_path):
-    with pytest.raises(BachError, match=r"not a prepared data set \(it has no meta\.json\)"):
-        Dataset.load(tmp_path)
-    (tmp_path / "meta.json").write_text(json.dumps({"format": 0}))
-    with pytest.raises(BachError, match="has format 0, this version reads 1; prepare it anew"):
-        Dataset.load(tmp_path)

@@ -46,6 +46,16 @@ def test_components_are_a_softmax_over_the_candidate_set():
             assert found[n, r].item() == pytest.approx(math.log(scores[kept.index(n)] / sum(scores)), abs=1e-10)
 
 
+def test_copies_of_the_positive_by_hand():
+    for seed in range(20):
+        c = case(B=9, C=30, seed=seed, n_ids=6)
+        rows, columns = onepass.copies_of_positive(c["ids"], c["positive"])
+        found = sorted(zip(rows.tolist(), columns.tolist(), strict=True))
+        ids, positive = c["ids"].tolist(), c["positive"].tolist()
+        assert found == [(n, j) for n in range(9) for j in range(30) if ids[j] == ids[positive[n]] and j != positive[n]]
+        assert rows.tolist() == sorted(rows.tolist())
+
+
 def test_identities():
     for seed in range(20):
         c = case(seed=seed)
@@ -74,6 +84,12 @@ def test_a_head_without_weight_is_no_head():
     log_sigma.requires_grad_()
     total = mixture.elbo(log_pi, log_sigma, log_p).total
     assert torch.allclose(total, without)
+    for value in (total.sum(), mixture.kl_gap(log_pi, log_sigma, log_p).sum()):
+        (slope,) = torch.autograd.grad(value, log_sigma, retain_graph=True)
+        assert slope.isfinite().all() and (slope[:, 3] == 0).all()
+    heads = torch.cat([c["heads"], c["heads"][:, :1]], 1).requires_grad_()
+    loss, _ = mixture.loss(heads, c["items"], c["positive"], log_pi, log_sigma, TAU)
+    assert all(slope.isfinite().all() for slope in torch.autograd.grad(loss, (heads, log_sigma)))
 
 
 def test_one_head_is_the_plain_softmax():
@@ -165,6 +181,34 @@ def test_gradcheck():
     )
 
 
+def test_a_second_derivative_is_refused_and_not_wrong():
+    c = case()
+    heads = c["heads"].requires_grad_()
+    for loss in (
+        mixture.loss(heads, c["items"], c["positive"], c["log_pi"], heads.sum(-1), TAU)[0],
+        routing.all_multihead(heads, c["items"], c["positive"], TAU),
+        routing.pos_multihead(heads, c["items"], c["positive"], TAU),
+    ):
+        with pytest.raises(BachError, match="differentiated once; for second derivatives take its plain_ twin"):
+            torch.autograd.grad(loss, heads, create_graph=True)
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_half_precision_is_taken_to_float32(half):
+    c = case(dtype=torch.float32)
+    expected = mixture.loss(
+        **{**c, "heads": c["heads"].to(half).float(), "items": c["items"].to(half).float(), "tau": TAU}
+    )[0]
+    found = mixture.loss(**{**c, "heads": c["heads"].to(half), "items": c["items"].to(half), "tau": TAU})[0]
+    assert torch.allclose(found, expected, rtol=1e-3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside, slopes = gradients(mixture.loss, {**c, "tau": TAU}, ["heads", "items"])
+        gradients(routing.all_multihead, {**{n: c[n] for n in ("heads", "items", "positive")}, "tau": TAU}, ["heads"])
+    assert (
+        torch.allclose(inside.float(), mixture.loss(**{**c, "tau": TAU})[0], rtol=1e-3) and slopes[0].isfinite().all()
+    )
+
+
 def test_only_the_gradients_that_are_wanted():
     c = case()
     total, _ = mixture.loss(c["heads"], c["items"], c["positive"], c["log_pi"].requires_grad_(), c["log_sigma"], TAU)
@@ -180,6 +224,16 @@ def test_hard_routing_leaves_heads_without_gradient_and_the_mixture_does_not():
     assert ((to_heads.norm(dim=-1) > 0).sum(1) == 1).all()
     _, (to_heads, *_) = gradients(mixture.loss, {**c, "tau": TAU}, ["heads", "log_pi"])
     assert (to_heads.norm(dim=-1) > 0).all()
+
+
+def test_the_routed_head_is_the_closest_by_hand():
+    c = case(k=4)
+    log_p = log_p_of(c)
+    total = 0.0
+    for n in range(5):
+        cosines = [float(c["heads"][n, r] @ c["items"][n]) for r in range(4)]
+        total -= log_p[n, cosines.index(max(cosines))].item() / 5
+    assert routing.pos_multihead(c["heads"], c["items"], c["positive"], TAU).item() == pytest.approx(total, abs=1e-12)
 
 
 def test_label_aware_by_hand():
@@ -219,15 +273,29 @@ def test_errors_name_argument_expected_and_got():
         mixture.log_components(c["heads"], c["items"][:, :5], c["positive"], TAU)
     with pytest.raises(BachError, match=r"positive should be \(5,\), a candidate per row; got \(4,\)"):
         mixture.log_components(c["heads"], c["items"], c["positive"][:4], TAU)
-    with pytest.raises(BachError, match=r"positive should be rows 0 … 16 of the candidates; got 21"):
+    with pytest.raises(BachError, match=r"positive should be rows 0 … 16 of the candidates; got 17"):
         mixture.log_components(c["heads"], c["items"], c["positive"] + 17, TAU)
     with pytest.raises(BachError, match=r"ids should be \(17,\), the item of each candidate; got \(3,\)"):
         mixture.log_components(c["heads"], c["items"], c["positive"], TAU, c["ids"][:3])
+    for function in (mixture.loss, mixture.plain_loss):
+        wrong = {**c, "tau": TAU}
+        with pytest.raises(BachError, match=r"positive should be rows 0 … 16 of the candidates; got -1"):
+            function(**{**wrong, "positive": c["positive"] - 1})
+        with pytest.raises(BachError, match=r"positive should be \(5,\)"):
+            function(**{**wrong, "positive": c["positive"][:1]})
+        with pytest.raises(BachError, match=r"tau should be a positive number; got -0\.07"):
+            function(**{**wrong, "tau": -0.07})
+        with pytest.raises(BachError, match="should not be empty"):
+            function(**{**wrong, "heads": c["heads"][:, :0]})
+    with pytest.raises(BachError, match=r"kappa and heads should fit together; got kappa \(5,\), heads \(5, 3\)"):
+        mixture.log_sigma(c["heads"], c["items"][:5], torch.ones(5).double(), KERNELS["power-spherical"])
+    with pytest.raises(BachError, match=r"heads should be unit vectors: normalise them; got one of length 0\.5"):
+        mixture.log_components(0.5 * c["heads"], c["items"], c["positive"], TAU)
     with pytest.raises(BachError, match="heads should be unit vectors: normalise them; got one of length 2"):
         mixture.log_components(2 * c["heads"], c["items"], c["positive"], TAU)
     with pytest.raises(
         BachError,
-        match=r"log_pi and log_sigma should have one shape, \(B, k\); got log_pi \(5, 3\), log_sigma \(5, 2\)",
+        match=r"log_pi and log_sigma should fit together; got log_pi \(5, 3\), log_sigma \(5, 2\)",
     ):
         mixture.responsibilities(c["log_pi"], c["log_sigma"][:, :2])
     with pytest.raises(BachError, match=r"standard has one head: heads should be \(B, 1, d\); got \(5, 3, 6\)"):

@@ -12,27 +12,13 @@ from power_spherical import PowerSpherical as Published
 from scipy import integrate, stats
 
 from bachlib import BachError
+from bachlib.bench import exact_log_normalizer
 from bachlib.model.sphere import KERNELS
 
 mpmath.mp.dps = 50
 PS, VMF = KERNELS["power-spherical"], KERNELS["von-mises-fisher"]
 DIMENSIONS = [2, 3, 4, 5, 8, 16, 31, 48, 50, 51, 64, 128, 256, 512, 1024, 4096]
 KAPPAS = [0.0, *np.geomspace(1e-4, 1e4, 33).tolist()]
-
-
-def log_normalizer_exactly(kernel, kappa, d):
-    kappa, half = mpmath.mpf(kappa), mpmath.mpf(d) / 2
-    if kernel is PS:
-        beta = half - mpmath.mpf(1) / 2
-        alpha = beta + kappa
-        return (
-            -(alpha + beta) * mpmath.log(2)
-            - beta * mpmath.log(mpmath.pi)
-            - mpmath.loggamma(alpha)
-            + mpmath.loggamma(alpha + beta)
-        )
-    uniform = mpmath.loggamma(half) - mpmath.log(2) - half * mpmath.log(mpmath.pi)
-    return uniform - mpmath.log(mpmath.hyp0f1(half, kappa**2 / 4))
 
 
 @pytest.fixture(params=list(KERNELS))
@@ -42,7 +28,7 @@ def kernel(request):
 
 @pytest.mark.parametrize("d", DIMENSIONS)
 def test_log_normalizer_against_mpmath(kernel, d):
-    exact = [log_normalizer_exactly(kernel, kappa, d) for kappa in KAPPAS]
+    exact = [exact_log_normalizer(kernel.name, kappa, d) for kappa in KAPPAS]
     found = kernel.log_normalizer(torch.tensor(KAPPAS, dtype=torch.float64), d)
     assert max(abs(float(mpmath.mpf(f.item()) - e)) for f, e in zip(found, exact, strict=True)) < (
         1e-10 if d <= 1024 else 1e-9
@@ -50,7 +36,7 @@ def test_log_normalizer_against_mpmath(kernel, d):
 
     single = torch.tensor(KAPPAS, dtype=torch.float32)
     exact = torch.tensor(
-        [float(log_normalizer_exactly(kernel, kappa.item(), d)) for kappa in single], dtype=torch.float64
+        [float(exact_log_normalizer(kernel.name, kappa.item(), d)) for kappa in single], dtype=torch.float64
     )
     assert ((kernel.log_normalizer(single, d).double() - exact).abs() / exact.abs().clamp(min=1)).max() < 5e-7
 
@@ -172,6 +158,34 @@ def test_finite_everywhere(name, d, kappa, t, dtype):
     assert torch.isfinite(KERNELS[name].entropy(kappa, d)) and 0 <= KERNELS[name].mean_resultant(kappa, d) <= 1
 
 
+def test_float32_densities_are_as_exact_as_their_inputs(kernel):
+    for d in (2, 64, 1024):
+        for kappa in (0.0, 1.0, 14.3, 1e4, 1e6):
+            t = torch.linspace(-0.99, 1, 101)
+            given = torch.full_like(t, kappa)
+            exact = kernel.log_density(t.double(), given.double(), d)
+            found = kernel.log_density(t, given, d).double()
+            assert ((found - exact).abs() / exact.abs().clamp(min=1)).max() < 5e-7
+
+
+def test_entropy_can_be_differentiated_twice(kernel):
+    kappa = torch.tensor([0.05, 0.5, 3.0, 30.0], dtype=torch.float64, requires_grad=True)
+    for d in (2, 8, 64):
+        assert torch.autograd.gradcheck(lambda x, d=d: kernel.entropy(x, d), kappa, atol=1e-6)
+        assert torch.autograd.gradgradcheck(lambda x, d=d: kernel.entropy(x, d), kappa, atol=1e-5)
+        assert torch.autograd.gradgradcheck(lambda x, d=d: kernel.mean_resultant(x, d), kappa, atol=1e-5)
+
+
+def test_samples_broadcast_and_are_their_own(kernel):
+    many = kernel.sample(torch.eye(8)[0], torch.full((500,), 5.0))
+    assert many.shape == (500, 8) and len(many[:, 0].unique()) > 450 and len(many[:, 1].unique()) > 450
+    many = kernel.sample(torch.eye(8)[0].expand(500, 8), torch.tensor(5.0))
+    assert many.shape == (500, 8) and len(many[:, 0].unique()) > 450
+    assert kernel.sample(torch.zeros(0, 8), torch.ones(0)).shape == (0, 8)
+    flat = kernel.sample(torch.eye(2)[0].expand(50_000, 2), torch.tensor(1e6))
+    assert flat.isfinite().all() and (flat.norm(dim=-1) - 1).abs().max() < 1e-6
+
+
 def test_uniform_at_zero(kernel):
     for d in DIMENSIONS:
         area = math.log(2) + d / 2 * math.log(math.pi) - math.lgamma(d / 2)
@@ -188,14 +202,28 @@ def test_any_shape(kernel):
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda k: k.log_normalizer(torch.tensor([1.0, -2.0]), 8), "kappa should be ≥ 0 everywhere; got -2.0"),
-        (lambda k: k.log_normalizer(torch.tensor([1.0, math.nan]), 8), "kappa should be ≥ 0 everywhere; got nan"),
+        (
+            lambda k: k.log_normalizer(torch.tensor([1.0, -2.0]), 8),
+            "kappa should be finite and ≥ 0 everywhere; got -2.0",
+        ),
+        (
+            lambda k: k.log_normalizer(torch.tensor([1.0, math.nan]), 8),
+            "kappa should be finite and ≥ 0 everywhere; got nan",
+        ),
         (lambda k: k.log_normalizer(torch.tensor([1.0]), 1), "d should be a whole number ≥ 2.*got 1"),
         (
             lambda k: k.log_normalizer(torch.tensor([1]), 8),
-            "kappa should be a float32 or float64 tensor; got torch.int64",
+            "kappa should be a float32 or float64 tensor; got a torch.int64",
         ),
         (lambda k: k.log_normalizer(3.0, 8), "kappa should be a float32 or float64 tensor; got float"),
+        (lambda k: k.log_normalizer(torch.tensor([math.inf]), 8), "kappa should be finite and ≥ 0 everywhere; got inf"),
+        (
+            lambda k: k.log_density(torch.zeros(3), torch.ones(4), 8),
+            r"t and kappa should have one shape; got \(3,\) and",
+        ),
+        (lambda k: k.sample(2 * torch.eye(8), torch.ones(8)), "mean should be unit vectors.*got one of length 2"),
+        (lambda k: k.sample(torch.eye(8), torch.ones(3)), r"got mean \(8, 8\) and kappa \(3,\)"),
+        (lambda k: k.sample(torch.eye(8), torch.full((8,), 1e20)), "kappa should be at most 1e15 to sample from"),
         (lambda k: k.log_density(torch.tensor([1.5]), torch.tensor([1.0]), 8), "t should be a cosine.*got 1.5"),
     ],
 )

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from bachlib import BachError
 from bachlib.model.onepass import copies_of_positive, reconstruction
-from bachlib.model.sphere import PowerSpherical, VonMisesFisher
+from bachlib.model.sphere import PowerSpherical, VonMisesFisher, check_unit
 
 
 class Elbo(NamedTuple):
@@ -43,7 +43,7 @@ def log_components(
     ids: Int[Tensor, " C"] | None = None,
 ) -> Float[Tensor, "B k"]:
     """log p_r(i_n | u_n), the sampled softmax of each head (eq. 12); `positive` are rows of the candidates `items`."""
-    check_shapes(heads, items, positive, ids)
+    check_shapes(heads, items, positive, ids, tau)
     check_unit(heads=heads, items=items)
     logits = heads @ items.T / tau  # (B, k, C)
     if ids is not None:
@@ -62,6 +62,8 @@ def log_sigma(
     kernel: PowerSpherical | VonMisesFisher,
 ) -> Float[Tensor, "B k"]:
     """log σ_r(n) = log C_d(κ_r) + log ω_κ(⟨u_r, v_n⟩), the density of the positive under each head (eq. 17)."""
+    _same_shape(positive_items=positive_items, heads=heads[:, 0])
+    _same_shape(kappa=kappa, heads=heads[..., 0])
     t = (heads @ positive_items[:, :, None])[..., 0]
     return kernel.log_density(t, kappa, heads.shape[-1])
 
@@ -89,7 +91,7 @@ def elbo_at(log_gamma: Float[Tensor, "B k"], log_pi: Float[Tensor, "B k"], log_p
     _same_shape(log_gamma=log_gamma, log_pi=log_pi, log_p=log_p)
     gamma = log_gamma.exp()
     # a head with γ = 0 adds nothing, also where its logarithm is −∞
-    terms = [torch.where(gamma > 0, gamma * term, 0.0).sum(-1) for term in (log_p, log_pi, -log_gamma)]
+    terms = [(gamma * torch.where(gamma > 0, term, 0.0)).sum(-1) for term in (log_p, log_pi, -log_gamma)]
     return Elbo(sum(terms), *terms)
 
 
@@ -105,7 +107,7 @@ def kl_gap(
     log_gamma = responsibilities(log_pi, log_sigma)
     gamma = log_gamma.exp()
     ratio = log_gamma - contrastive_posterior(log_pi, log_p)
-    return torch.where(gamma > 0, gamma * ratio, 0.0).sum(-1)
+    return (gamma * torch.where(gamma > 0, ratio, 0.0)).sum(-1)
 
 
 def log_density(
@@ -117,6 +119,7 @@ def log_density(
 ) -> Float[Tensor, "B n"]:
     """log m(i | u) = log Σ_r π_r C_d(κ_r) ω_κ(⟨u_r, v_i⟩), by which BACH serves (eq. 23)."""
     check_unit(heads=heads, items=items)
+    _same_shape(log_pi=log_pi, kappa=kappa, heads=heads[..., 0])
     t = heads @ items.T  # (B, k, n)
     return (log_pi[..., None] + kernel.log_density(t, kappa[..., None], heads.shape[-1])).logsumexp(1)
 
@@ -143,10 +146,12 @@ def loss(
     γ never looks at the negatives, so ∂ELBO/∂log p_r = γ_r is known before the candidate logits exist. The gradient
     through γ, π and κ is ordinary autograd on (B, k). Embeddings must be unit: unlike the reference it does not look.
     """
+    check_shapes(heads, items, positive, ids, tau)
+    _same_shape(log_pi=log_pi, heads=heads[..., 0])
     log_gamma = responsibilities(log_pi, log_sigma)
     gamma = log_gamma.exp()
     rebuilt, log_p = reconstruction(heads, items, positive, gamma, tau, ids)
-    rest = torch.where(gamma > 0, gamma * (log_pi - log_gamma), 0.0).sum()
+    rest = (gamma * torch.where(gamma > 0, log_pi - log_gamma, 0.0)).sum()
     with torch.no_grad():
         seen = elbo_at(log_gamma, log_pi, log_p)
     return -(rebuilt + rest) / len(positive), seen
@@ -155,29 +160,30 @@ def loss(
 # ------------------------------------------------------------------------------------------------------------ checks
 
 
-def check_shapes(heads: Tensor, items: Tensor, positive: Tensor, ids: Tensor | None) -> None:
+def check_shapes(heads: Tensor, items: Tensor, positive: Tensor, ids: Tensor | None, tau: float) -> None:
     if heads.ndim != 3 or items.ndim != 2 or heads.shape[-1] != items.shape[-1]:
         raise BachError(
             f"heads should be (B, k, d) and items (C, d) with one d; got {tuple(heads.shape)} and {tuple(items.shape)}"
+        )
+    if not heads.numel() or not items.numel():
+        raise BachError(
+            f"heads and items should not be empty; got {tuple(heads.shape)} and {tuple(items.shape)}: "
+            "a batch needs a row, a head and a candidate"
         )
     if positive.shape != heads.shape[:1]:
         raise BachError(f"positive should be ({heads.shape[0]},), a candidate per row; got {tuple(positive.shape)}")
     if ids is not None and ids.shape != items.shape[:1]:
         raise BachError(f"ids should be ({items.shape[0]},), the item of each candidate; got {tuple(ids.shape)}")
-    if len(positive) and not 0 <= int(positive.min()) <= int(positive.max()) < len(items):
-        raise BachError(f"positive should be rows 0 … {len(items) - 1} of the candidates; got {int(positive.max())}")
-
-
-def check_unit(**vectors: Tensor) -> None:
-    for name, value in vectors.items():
-        off = (value.norm(dim=-1) - 1).abs().max() if value.numel() else 0
-        if not off < 1e-3:
-            raise BachError(
-                f"{name} should be unit vectors: normalise them; got one of length {1 + float(off):.3g} or less"
-            )
+    outside = (positive < 0) | (positive >= len(items))
+    if bool(outside.any()):
+        raise BachError(
+            f"positive should be rows 0 … {len(items) - 1} of the candidates; got {int(positive[outside][0])}"
+        )
+    if not 0 < tau < float("inf"):
+        raise BachError(f"tau should be a positive number; got {tau}")
 
 
 def _same_shape(**tensors: Tensor) -> None:
     if len({tensor.shape for tensor in tensors.values()}) > 1:
         got = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
-        raise BachError(f"{' and '.join(tensors)} should have one shape, (B, k); got {got}")
+        raise BachError(f"{' and '.join(tensors)} should fit together; got {got}")

@@ -13,17 +13,22 @@ from __future__ import annotations
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from bachlib import BachError
 
 BLOCK = 1 << 20  # logits at a time: four megabytes of float32, which stay in the cache
 
 
 def copies_of_positive(ids: Int[Tensor, " C"], positive: Int[Tensor, " B"]) -> tuple[Tensor, Tensor]:
-    """(row, candidate) pairs in which the candidate is another copy of the row's own positive."""
-    same = ids[positive][:, None] == ids[None, :]
-    same[torch.arange(len(positive), device=ids.device), positive] = False
-    rows, columns = same.nonzero(as_tuple=True)
-    return rows, columns
+    """(row, candidate) pairs in which the candidate is another copy of the row's own positive, rows ascending."""
+    sorted_ids, order = ids.sort()
+    first = torch.searchsorted(sorted_ids, ids[positive])
+    count = torch.searchsorted(sorted_ids, ids[positive], right=True) - first  # how often the positive is there
+    rows = torch.arange(len(positive), device=ids.device).repeat_interleave(count)
+    place = torch.arange(len(rows), device=ids.device) - (count.cumsum(0) - count)[rows]
+    columns = order[first[rows] + place]
+    other = columns != positive[rows]
+    return rows[other], columns[other]
 
 
 def reconstruction(
@@ -34,9 +39,22 @@ def reconstruction(
     tau: float,
     ids: Int[Tensor, " C"] | None = None,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "B k"]]:
-    """(Σ_n Σ_r γ_r log p_r, differentiable in heads, items and γ; log p_r (B, k), to look at)."""
+    """(Σ_n Σ_r γ_r log p_r, differentiable once in heads, items and γ; log p_r (B, k), to look at)."""
     copies = copies_of_positive(ids, positive) if ids is not None else None
-    return _Reconstruction.apply(heads, items, gamma, positive, copies, tau)
+    heads, items = in_full(heads), in_full(items)
+    with torch.autocast(heads.device.type, enabled=False):
+        return _Reconstruction.apply(heads, items, gamma.to(heads.dtype), positive, copies, tau)
+
+
+def in_full(x: Tensor) -> Tensor:
+    """Half precision is taken to float32: exponentials and their sums need it."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def only_once() -> None:
+    """For the backward pass of a one-pass sum: its gradients are finished numbers."""
+    if torch.is_grad_enabled():
+        raise BachError("a one-pass loss can be differentiated once; for second derivatives take its plain_ twin")
 
 
 def _rows_per_block(width: int) -> int:
@@ -99,8 +117,8 @@ class _Reconstruction(torch.autograd.Function):
         return torch.where(gamma > 0, gamma * log_p, 0.0).sum(), log_p
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad, _):
+        only_once()
         log_p, to_heads, to_items = ctx.saved_tensors
         want_heads, want_items, want_gamma, *_rest = ctx.needs_input_grad
         return (

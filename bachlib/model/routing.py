@@ -13,11 +13,18 @@ from __future__ import annotations
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from bachlib import BachError
 from bachlib.model.mixture import check_shapes, log_components
-from bachlib.model.onepass import _blocks, _exp, _rows_per_block, copies_of_positive, reconstruction
+from bachlib.model.onepass import (
+    _blocks,
+    _exp,
+    _rows_per_block,
+    copies_of_positive,
+    in_full,
+    only_once,
+    reconstruction,
+)
 
 Heads = Float[Tensor, "B k d"]
 Items = Float[Tensor, "C d"]
@@ -26,7 +33,7 @@ Rows = Int[Tensor, " B"]
 
 def standard(heads: Heads, items: Items, positive: Rows, tau: float, ids: Tensor | None = None) -> Tensor:
     """Sampled softmax of a single head (eq. 6)."""
-    check_shapes(heads, items, positive, ids)
+    check_shapes(heads, items, positive, ids, tau)
     if heads.shape[1] != 1:
         raise BachError(f"standard has one head: heads should be (B, 1, d); got {tuple(heads.shape)}")
     total, _ = reconstruction(heads, items, positive, torch.ones_like(heads[..., 0]), tau, ids)
@@ -40,7 +47,7 @@ def routed_head(heads: Heads, items: Items, positive: Rows) -> Int[Tensor, " B"]
 
 def pos_multihead(heads: Heads, items: Items, positive: Rows, tau: float, ids: Tensor | None = None) -> Tensor:
     """Sampled softmax through the head closest to the positive (eq. 9); the other heads get no gradient."""
-    check_shapes(heads, items, positive, ids)
+    check_shapes(heads, items, positive, ids, tau)
     chosen = routed_head(heads, items, positive)[:, None, None].expand(-1, 1, heads.shape[-1])
     return standard(heads.gather(1, chosen), items, positive, tau, ids)
 
@@ -50,9 +57,10 @@ def label_aware(
 ) -> Tensor:
     """MIND's label-aware attention: weights softmax(⟨u_r, v_n⟩^power), the weighted mean of the heads made unit, eq. 6.
 
-    power → ∞ would be `pos_multihead`; the BACH paper uses 1, which is soft.
+    The BACH paper uses power 1, which is soft. (A power above 1 makes cosines smaller and the weights more equal, not
+    sharper: MIND's own heads are not unit.)
     """
-    check_shapes(heads, items, positive, ids)
+    check_shapes(heads, items, positive, ids, tau)
     score = (heads @ items[positive][:, :, None])[..., 0]  # (B, k)
     weight = (score.sign() * score.abs() ** power).softmax(-1)
     user = torch.nn.functional.normalize((weight[:, None, :] @ heads), dim=-1)  # (B, 1, d)
@@ -61,9 +69,11 @@ def label_aware(
 
 def all_multihead(heads: Heads, items: Items, positive: Rows, tau: float, ids: Tensor | None = None) -> Tensor:
     """Sampled softmax of max_r ⟨u_r, v_j⟩ at every candidate (eq. 10); a head gets gradient wherever it is the best."""
-    check_shapes(heads, items, positive, ids)
+    check_shapes(heads, items, positive, ids, tau)
     copies = copies_of_positive(ids, positive) if ids is not None else None
-    return -_AllMultihead.apply(heads, items, positive, copies, tau) / len(positive)
+    heads, items = in_full(heads), in_full(items)
+    with torch.autocast(heads.device.type, enabled=False):
+        return -_AllMultihead.apply(heads, items, positive, copies, tau) / len(positive)
 
 
 class _AllMultihead(torch.autograd.Function):
@@ -99,8 +109,8 @@ class _AllMultihead(torch.autograd.Function):
         return total
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad):
+        only_once()
         to_heads, to_items = ctx.saved_tensors
         return to_heads * grad, to_items * grad, None, None, None
 

@@ -16,7 +16,6 @@ from functools import cache
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from bachlib import BachError
 
@@ -34,8 +33,9 @@ class PowerSpherical:
 
     def log_density(self, t: Float[Tensor, ...], kappa: Float[Tensor, ...], d: int) -> Float[Tensor, ...]:
         """log C_d(κ) + κ log(1 + t); at t = −1 the logarithm stops at the spacing of the type, so it stays finite."""
-        _checked_cosine(t)
-        return self.log_normalizer(kappa, d) + kappa * t.clamp(min=torch.finfo(t.dtype).eps - 1).log1p()
+        t64, kappa64 = _checked_pair(t, kappa, d)
+        value = self.log_normalizer(kappa64, d) + kappa64 * t64.clamp(min=torch.finfo(t.dtype).eps - 1).log1p()
+        return value.to(t)
 
     def mean_resultant(self, kappa: Float[Tensor, ...], d: int) -> Float[Tensor, ...]:
         """E[t] = κ / (κ + d − 1)."""
@@ -52,8 +52,9 @@ class PowerSpherical:
         return 2 * torch.distributions.Beta(alpha, torch.full_like(alpha, beta)).sample() - 1
 
     def sample(self, mean: Float[Tensor, "... d"], kappa: Float[Tensor, ...]) -> Float[Tensor, "... d"]:
-        """One draw around each unit mean direction."""
-        return _around(mean, self._sample_cosine(_checked(kappa, mean.shape[-1]), mean.shape[-1]))
+        """One draw around each unit mean direction; mean and κ broadcast, every draw is its own."""
+        mean, kappa = _checked_mean(mean, kappa)
+        return _around(mean, self._sample_cosine(kappa, mean.shape[-1])) if kappa.numel() else mean.clone()
 
 
 class VonMisesFisher:
@@ -68,8 +69,8 @@ class VonMisesFisher:
 
     def log_density(self, t: Float[Tensor, ...], kappa: Float[Tensor, ...], d: int) -> Float[Tensor, ...]:
         """log C_d(κ) + κ t."""
-        _checked_cosine(t)
-        return self.log_normalizer(kappa, d) + kappa * t
+        t64, kappa64 = _checked_pair(t, kappa, d)
+        return (self.log_normalizer(kappa64, d) + kappa64 * t64).to(t)
 
     def mean_resultant(self, kappa: Float[Tensor, ...], d: int) -> Float[Tensor, ...]:
         """E[t] = A_d(κ) = I_{d/2}(κ) / I_{d/2−1}(κ) = ∂/∂κ log ₀F₁(; d/2; κ²/4)."""
@@ -98,8 +99,9 @@ class VonMisesFisher:
         return cosine
 
     def sample(self, mean: Float[Tensor, "... d"], kappa: Float[Tensor, ...]) -> Float[Tensor, "... d"]:
-        """One draw around each unit mean direction."""
-        return _around(mean, self._sample_cosine(_checked(kappa, mean.shape[-1]), mean.shape[-1]))
+        """One draw around each unit mean direction; mean and κ broadcast, every draw is its own."""
+        mean, kappa = _checked_mean(mean, kappa)
+        return _around(mean, self._sample_cosine(kappa, mean.shape[-1])) if kappa.numel() else mean.clone()
 
 
 KERNELS = {kernel.name: kernel for kernel in (PowerSpherical(), VonMisesFisher())}
@@ -204,14 +206,17 @@ class _MeanResultant(torch.autograd.Function):
         ratio = _log_hyp0f1(kappa, d)[1] if ratio is None else ratio
         resultant = kappa / (d * ratio)
         ctx.d = d
-        ctx.save_for_backward(resultant, ratio)
+        ctx.save_for_backward(kappa, resultant, ratio)
         return resultant
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
-        resultant, ratio = ctx.saved_tensors
-        return grad * (1 - resultant**2 - (ctx.d - 1) / (ctx.d * ratio)), None, None
+        kappa, resultant, ratio = ctx.saved_tensors
+        per_kappa = 1 / (ctx.d * ratio)
+        if torch.is_grad_enabled():  # somebody will differentiate this again
+            resultant = _MeanResultant.apply(kappa, ctx.d, ratio)
+            per_kappa = torch.where(kappa > 1e-4, resultant / kappa.clamp(min=1e-4), per_kappa)
+        return grad * (1 - resultant**2 - (ctx.d - 1) * per_kappa), None, None
 
 
 # --------------------------------------------------------------------------------------------------- small parts
@@ -223,29 +228,64 @@ def _alpha_beta(kappa: Tensor, d: int) -> tuple[Tensor, float]:
 
 
 def _around(mean: Tensor, t: Tensor) -> Tensor:
-    """A unit vector at cosine t to each mean direction, uniform around it."""
-    t = t[..., None].to(mean)
-    tangent = torch.randn_like(mean)
-    tangent = tangent - (tangent * mean).sum(-1, keepdim=True) * mean
-    return t * mean + (1 - t * t).clamp(min=0).sqrt() * tangent / tangent.norm(dim=-1, keepdim=True)
+    """A unit vector at cosine t to each mean direction, uniform around it; in float64, cast last."""
+    mean64, t = mean.double(), t[..., None]
+    tangent = torch.randn_like(mean64)
+    tangent = tangent - (tangent * mean64).sum(-1, keepdim=True) * mean64
+    tangent = tangent / tangent.norm(dim=-1, keepdim=True)
+    return torch.nn.functional.normalize(t * mean64 + (1 - t * t).clamp(min=0).sqrt() * tangent, dim=-1).to(mean)
+
+
+def check_unit(**vectors: Tensor) -> None:
+    """Each named tensor should hold unit vectors in its last dimension."""
+    for name, value in vectors.items():
+        length = value.norm(dim=-1).flatten()
+        off = (length - 1).abs()
+        if len(off) and not bool((off < 1e-3).all()):
+            worst = length[off.nan_to_num(nan=torch.inf).argmax()].item()
+            raise BachError(f"{name} should be unit vectors: normalise them; got one of length {worst:.3g}")
 
 
 def _checked(kappa: Tensor, d: int) -> Tensor:
     """κ in float64, after a look at what came."""
-    if d < 2 or int(d) != d:
+    if not isinstance(d, int) or d < 2:
         raise BachError(f"d should be a whole number ≥ 2, the dimension of the space; got {d}")
-    if not isinstance(kappa, Tensor) or not kappa.is_floating_point():
-        kind = f"{kappa.dtype} tensor" if isinstance(kappa, Tensor) else type(kappa).__name__
+    if not isinstance(kappa, Tensor) or kappa.dtype not in (torch.float32, torch.float64):
+        kind = f"a {kappa.dtype} tensor" if isinstance(kappa, Tensor) else type(kappa).__name__
         raise BachError(f"kappa should be a float32 or float64 tensor; got {kind}")
-    if not bool((kappa >= 0).all()):
-        wrong = kappa[~(kappa >= 0)].flatten()[0].item()
-        raise BachError(f"kappa should be ≥ 0 everywhere; got {wrong}")
+    fine = (kappa >= 0) & kappa.isfinite()
+    if not bool(fine.all()):
+        raise BachError(f"kappa should be finite and ≥ 0 everywhere; got {kappa[~fine].flatten()[0].item()}")
     return kappa.double()
 
 
-def _checked_cosine(t: Tensor) -> None:
-    if not bool((t.abs() <= 1 + 1e-3).all()):
-        wrong = t[~(t.abs() <= 1 + 1e-3)].flatten()[0].item()
+def _checked_pair(t: Tensor, kappa: Tensor, d: int) -> tuple[Tensor, Tensor]:
+    """Cosines and κ in float64, after a look at both."""
+    kappa64 = _checked(kappa, d)
+    if not isinstance(t, Tensor) or not t.is_floating_point():
+        raise BachError(f"t should be a float tensor of cosines; got {getattr(t, 'dtype', type(t).__name__)}")
+    try:
+        torch.broadcast_shapes(t.shape, kappa.shape)
+    except RuntimeError:
+        raise BachError(f"t and kappa should have one shape; got {tuple(t.shape)} and {tuple(kappa.shape)}") from None
+    fine = t.abs() <= 1 + 1e-3
+    if not bool(fine.all()):
+        wrong = t[~fine].flatten()[0].item()
         raise BachError(
             f"t should be a cosine in [−1, 1] (a little more is rounding); got {wrong}: are the vectors unit?"
         )
+    return t.double(), kappa64
+
+
+def _checked_mean(mean: Tensor, kappa: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean directions and κ of one batch shape, κ in float64."""
+    kappa64 = _checked(kappa, mean.shape[-1])
+    check_unit(mean=mean)
+    if kappa64.numel() and kappa64.max() > 1e15:
+        raise BachError(f"kappa should be at most 1e15 to sample from; got {kappa64.max().item():g}")
+    try:
+        batch = torch.broadcast_shapes(mean.shape[:-1], kappa.shape)
+    except RuntimeError:
+        got = f"mean {tuple(mean.shape)} and kappa {tuple(kappa.shape)}"
+        raise BachError(f"mean should be (…, d) and kappa (…) of the same batch; got {got}") from None
+    return mean.expand(*batch, mean.shape[-1]), kappa64.expand(batch)

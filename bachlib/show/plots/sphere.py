@@ -24,7 +24,10 @@ def kernels_against_cosine(kernels: dict, d: int, kappas: list[float]) -> go.Fig
         for name, kernel in kernels.items():
             log_p = kernel.log_density(t, torch.full_like(t, kappa), d)
             figure.add_scatter(
-                x=t, y=log_p, name=f"κ = {kappa}, {name}", line={"color": colour(n), "dash": DASHES[name]}
+                x=t.numpy(),
+                y=log_p.numpy(),
+                name=f"κ = {kappa}, {name}",
+                line={"color": colour(n), "dash": DASHES[name]},
             )
     figure.update_xaxes(title="cosine t to the head")
     figure.update_yaxes(title="log density", range=[-12, 3])
