@@ -218,4 +218,4 @@ record(
 )
 
 # %% [markdown]
-# **Next:** `03_data` takes the pipeline apart, from the raw log to the training windows, and lets you bring your own.
+# **Next:** `01_sphere` and `02_elbo` for the mathematics, `03_data` for the data.

@@ -293,5 +293,4 @@ record(
 )
 
 # %% [markdown]
-# **Next:** back to `00_tour` for what the heads and weights are for; the notebooks in between (the sphere, the ELBO)
-# need no data.
+# **Next:** `02_elbo` for the loss these windows are fed to, if you came here first.
