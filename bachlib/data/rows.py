@@ -91,7 +91,7 @@ def named_columns(params: PrepareParams, found: list[str], label: str) -> dict[s
 def time_type(
     con: duckdb.DuckDBPyConnection, sample: list[str], label: str, column: str, time_format: str | None
 ) -> tuple[str, str | None]:
-    """(type, format) that reads most of the sample: whole numbers, numbers, ISO dates, or a common written date."""
+    """(type, format) that reads most of the sample: numbers, ISO dates, or a common written date."""
     if time_format:
         return "TIMESTAMP", time_format
     sample = [text for text in sample if text.strip()]

@@ -57,13 +57,13 @@ def only_once() -> None:
         raise BachError("a one-pass loss can be differentiated once; for second derivatives take its plain_ twin")
 
 
-def _rows_per_block(width: int) -> int:
+def rows_per_block(width: int) -> int:
     return max(1, BLOCK // width)
 
 
-def _blocks(n_rows: int, width: int, copies: tuple[Tensor, Tensor] | None):
+def blocks_of_rows(n_rows: int, width: int, copies: tuple[Tensor, Tensor] | None):
     """(rows of the block, (row in the block, candidate) pairs to leave out), as many rows as keep the block small."""
-    size = _rows_per_block(width)
+    size = rows_per_block(width)
     starts = list(range(0, n_rows, size))
     if copies is not None:
         cuts = torch.searchsorted(copies[0], torch.tensor([*starts, n_rows], device=copies[0].device)).tolist()
@@ -75,7 +75,7 @@ def _blocks(n_rows: int, width: int, copies: tuple[Tensor, Tensor] | None):
         yield slice(start, min(start + size, n_rows)), left_out
 
 
-def _exp(logits: Float[Tensor, "... C"], tau: float) -> Tensor | float:
+def exp_in_place(logits: Float[Tensor, "... C"], tau: float) -> Tensor | float:
     """exp(logit − shift) in place; returns the shift."""
     if 1 / tau <= (40 if logits.dtype == torch.float32 else 300):
         logits.exp_()
@@ -96,13 +96,13 @@ class _Reconstruction(torch.autograd.Function):
         scaled = items / tau
         to_heads = torch.empty_like(heads) if wanted else None
         to_items = torch.zeros_like(items) if wanted else None
-        room = heads.new_empty(min(B, _rows_per_block(k * len(items))) * k, len(items))  # one block's logits
-        for rows, left_out in _blocks(B, k * len(items), copies):
+        room = heads.new_empty(min(B, rows_per_block(k * len(items))) * k, len(items))  # one block's logits
+        for rows, left_out in blocks_of_rows(B, k * len(items), copies):
             block = heads[rows].reshape(-1, d)  # (b·k, d)
             e = torch.mm(block, scaled.T, out=room[: len(block)])  # (b·k, C)
             if left_out is not None:
                 e.view(-1, k, len(items))[left_out[0], :, left_out[1]] = -torch.inf
-            shift = _exp(e, tau)
+            shift = exp_in_place(e, tau)
             z = e.sum(-1)
             log_p[rows] = logit[rows] - (z.log() + shift).view(-1, k)
             if wanted:

@@ -17,13 +17,13 @@ from torch import Tensor
 from bachlib import BachError
 from bachlib.model.mixture import check_shapes, log_components
 from bachlib.model.onepass import (
-    _blocks,
-    _exp,
-    _rows_per_block,
+    blocks_of_rows,
     copies_of_positive,
+    exp_in_place,
     in_full,
     only_once,
     reconstruction,
+    rows_per_block,
 )
 
 Heads = Float[Tensor, "B k d"]
@@ -88,15 +88,15 @@ class _AllMultihead(torch.autograd.Function):
         total = heads.new_zeros(())
         to_heads = torch.empty_like(heads) if wanted else None
         to_items = torch.zeros_like(items) if wanted else None
-        room = heads.new_empty(min(B, _rows_per_block(k * C)) * k, C)  # one block's logits
-        for rows, left_out in _blocks(B, k * C, copies):
+        room = heads.new_empty(min(B, rows_per_block(k * C)) * k, C)  # one block's logits
+        for rows, left_out in blocks_of_rows(B, k * C, copies):
             block, target = heads[rows].reshape(-1, d), positive[rows][:, None]
             logits = torch.mm(block, scaled.T, out=room[: len(block)]).view(-1, k, C)
             best, head = logits.max(1)  # (b, C)
             at_positive = best.gather(1, target)[:, 0]
             if left_out is not None:
                 best[left_out] = -torch.inf
-            shift = _exp(best, tau)
+            shift = exp_in_place(best, tau)
             z = best.sum(-1)
             total += (at_positive - z.log() - shift).sum()
             if wanted:
