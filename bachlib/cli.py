@@ -87,7 +87,37 @@ def sync(force: Annotated[bool, typer.Option(help="execute all notebooks, change
     typer.echo(f"executed {', '.join(executed)}" if executed else "all notebooks are in line and executed")
 
 
-Bench = StrEnum("Bench", ["prepare", "sphere", "loss"])
+@app.command()
+def train(
+    method: Annotated[str, typer.Argument(help="a row of the table of methods, e.g. p-bach")],
+    data: Annotated[Path, typer.Option(help="a prepared data set, e.g. outputs/data/movielens-1m")],
+    k: Annotated[int, typer.Option(help="heads")] = 8,
+    seed: Annotated[int, typer.Option(help="of the first weights and of all that is drawn in training")] = 0,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="any other parameter, e.g. --set epochs=20 --set cls_scale=0.1")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="run folder [default: outputs/runs/<method>-<data>-<hash>]")] = None,
+    fresh: Annotated[bool, typer.Option(help="start anew instead of going on where a run has stopped")] = False,
+) -> None:
+    """Train a method; the same command again goes on where it stopped. With torchrun: on several processes."""
+    from bachlib.data import Dataset
+    from bachlib.model.methods import build
+    from bachlib.train import fit
+    from bachlib.train.run import split_params
+
+    dataset = Dataset.load(data)
+    model_params, train_params = split_params(set_ or [])
+    model = build(method, dataset, k, seed=seed, **model_params)
+    run = fit(model, dataset, {"seed": seed, **train_params}, out, fresh=fresh)
+    if int(os.environ.get("RANK", 0)) == 0:
+        if run.status == "finished":
+            run.measure(dataset)
+        typer.echo(f"{run}\n→ {run.folder}")
+    if run.status == "stopped":
+        raise typer.Exit(130)
+
+
+Bench = StrEnum("Bench", ["prepare", "sphere", "loss", "train"])
 
 
 @app.command()

@@ -68,6 +68,57 @@ class WorldParams(Params):
         return self
 
 
+class ModelParams(Params):
+    """Towers and objective (appendix B). The defaults are the paper's; where it is silent, ours, with the reason."""
+
+    k: int = Field(8, ge=1, description="heads; methods with one vector take 1")
+    d: int = Field(64, ge=2, description="dimension of every embedding, and rank of PureSVD")
+    tau: float = Field(0.07, gt=0, le=10, description="temperature τ of the softmax, fixed")
+    kernel: Literal["power-spherical", "von-mises-fisher"] | None = Field(
+        None, description="of BACH's posterior; None: what the method's name says"
+    )
+    seed: int = Field(0, ge=0, description="of the first weights")
+    n_hist: int = Field(N_HIST, ge=1, description="items of history the encoder looks at, the last ones")
+    history: Literal["tower", "frozen"] = Field(
+        "tower", description="history tokens: output of the item tower with gradient, or the frozen PureSVD rows"
+    )
+    svd_on: Literal["train", "all"] = Field("train", description="PureSVD on training prefixes; all leaks test items")
+    item_width: int = Field(128, ge=1, description="hidden width of the item tower's residual MLP")
+    width: int | None = Field(None, ge=4, description="width of the Transformer; None: d")
+    attention_heads: int = Field(4, ge=1, description="of the CLS Transformers; divides the width")
+    ff: int = Field(128, ge=1, description="feed-forward width of the CLS Transformers")
+    dropout: Share = 0.1
+    cls_scale: float = Field(1.0, gt=0, description="CLS tokens start from N(0, this²); a small one starts parallel")
+    pi: Literal["gate", "table"] = Field("gate", description="π_u from the gating tower, or a free row per user")
+    residual: float = Field(0.5, ge=0, description="how far a head may leave its prototype (…-residual): sine of angle")
+    # known deviations of public code, off by default (see extractors)
+    capsule_iterations: int = Field(3, ge=1, description="of capsule routing (mind, comirec-dr)")
+    capsule_softmax: Literal["interests", "positions"] = Field("interests", description="positions: four popular ports")
+    mind_relu: bool = Field(False, description="ReLU layer after the capsules, as in ComiRec's own MIND")
+    mind_power: float = Field(1.0, gt=0, description="power of label-aware attention")
+    sa_positions_in_values: bool = Field(False, description="comirec-sa: positions also in the values")
+    sasrec_blocks: int = Field(2, ge=1)
+    sasrec_heads: int = Field(1, ge=1, description="attention heads; divides d")
+    sasrec_norm_keys: bool = Field(False, description="keys and values from LN(x) too, as in common Transformers")
+
+
+class TrainParams(Params):
+    """Algorithm 1 and appendix B."""
+
+    epochs: int = Field(200, ge=1, description="at most; the paper's cap is 200, for Taobao 50")
+    batch_size: int = Field(512, ge=1)
+    n_negatives: int = Field(2_048, ge=0, description="uniform random items, fresh in each step, shared by the batch")
+    learning_rate: float = Field(1e-3, gt=0, description="of Adam; no weight decay, schedule or clipping")
+    seed: int = Field(0, ge=0, description="of windows, targets, negatives and dropout")
+    valid_every: int = Field(5, ge=1, description="epochs between two looks at validation AUPRC; the last is looked at")
+    patience: int = Field(10, ge=1, description="stop after this many looks without a better AUPRC")
+    valid_users: int = Field(10_000, ge=1, description="at most this many users, drawn with `seed`")
+    log_steps: int = Field(0, ge=0, description="steps per row of the history; 0: a row per epoch")
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["auto", "float32", "mixed"] = Field("auto", description="auto: mixed (bfloat16) on CUDA only")
+    checkpoint_seconds: float = Field(30.0, ge=0, description="the resume state is written this often, and each epoch")
+
+
 P = TypeVar("P", bound=Params)
 
 

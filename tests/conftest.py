@@ -8,6 +8,7 @@ import pytest
 
 _scratch = tempfile.TemporaryDirectory(prefix="bach-tests-")
 os.environ["BACH_OUTPUT_DIR"] = _scratch.name
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # two test processes on two cores: more threads would only wait
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bachlib import BachError
-from bachlib.model.onepass import copies_of_positive, reconstruction
+from bachlib.model.onepass import copies_of_positive, in_full, reconstruction, rows_per_block
 from bachlib.model.sphere import PowerSpherical, VonMisesFisher, check_unit
 
 
@@ -124,6 +124,27 @@ def log_density(
     return (log_pi[..., None] + kernel.log_density(t, kappa[..., None], heads.shape[-1])).logsumexp(1)
 
 
+def scores(
+    heads: Float[Tensor, "B k d"],
+    items: Float[Tensor, "n d"],
+    log_pi: Float[Tensor, "B k"],
+    kappa: Float[Tensor, "B k"],
+    kernel: PowerSpherical | VonMisesFisher,
+) -> Float[Tensor, "B n"]:
+    """`log_density` for serving: a block of items at a time, in the type of the heads, without gradient."""
+    B, k, d = heads.shape
+    weight = (log_pi + kernel.log_normalizer(kappa, d)).to(heads)[..., None]  # (B, k, 1), log π_r C_d(κ_r)
+    kappa, rows = kappa.to(heads)[..., None], heads.reshape(-1, d)
+    out = heads.new_empty(B, len(items))
+    size = rows_per_block(B * k)
+    for start in range(0, len(items), size):
+        t = (rows @ items[start : start + size].T).view(B, k, -1)
+        t = kernel.log_omega_(t, kappa).add_(weight)
+        top = t.amax(1, keepdim=True)
+        out[:, start : start + size] = t.sub_(top).exp_().sum(1).log_().add_(top[:, 0])
+    return out
+
+
 # ------------------------------------------------------------------------------------------------ the training loss
 
 
@@ -155,6 +176,27 @@ def loss(
     with torch.no_grad():
         seen = elbo_at(log_gamma, log_pi, log_p)
     return -(rebuilt + rest) / len(positive), seen
+
+
+def shared_log_components(
+    codebook: Float[Tensor, "k d"],
+    items: Float[Tensor, "C d"],
+    positive: Int[Tensor, " B"],
+    tau: float,
+    ids: Int[Tensor, " C"] | None = None,
+) -> Float[Tensor, "B k"]:
+    """`log_components` where all users share the heads: one (k, C) product for the batch.
+
+    Copies of a row's positive have the logit of the positive itself, so they are taken out of the sum by counting them.
+    """
+    check_shapes(codebook.expand(len(positive), -1, -1), items, positive, ids, tau)
+    logits = in_full(items) @ in_full(codebook).T / tau  # (C, k)
+    own, log_z = logits[positive], logits.logsumexp(0)
+    if ids is None:
+        return own - log_z
+    rows, _ = copies_of_positive(ids, positive)
+    copies = torch.bincount(rows, minlength=len(positive))[:, None]
+    return own - log_z - torch.log1p(-copies * (own - log_z).exp())
 
 
 # ------------------------------------------------------------------------------------------------------------ checks

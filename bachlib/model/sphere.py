@@ -36,6 +36,10 @@ class PowerSpherical:
         value = self.log_normalizer(kappa64, d) + kappa64 * t64.clamp(min=torch.finfo(t.dtype).eps - 1).log1p()
         return value.to(t)
 
+    def log_omega_(self, t: Float[Tensor, ...], kappa: Float[Tensor, ...]) -> Float[Tensor, ...]:
+        """κ log(1 + t), in the place and type of t: for serving, where only the order counts."""
+        return t.clamp_(min=torch.finfo(t.dtype).eps - 1).log1p_().mul_(kappa)
+
     def mean_resultant(self, kappa: Float[Tensor, ...], d: int) -> Float[Tensor, ...]:
         """E[t] = κ / (κ + d − 1)."""
         return (_checked(kappa, d) / (kappa.double() + (d - 1))).to(kappa)
@@ -70,6 +74,10 @@ class VonMisesFisher:
         """log C_d(κ) + κ t."""
         t64, kappa64 = _checked_pair(t, kappa, d)
         return (self.log_normalizer(kappa64, d) + kappa64 * t64).to(t)
+
+    def log_omega_(self, t: Float[Tensor, ...], kappa: Float[Tensor, ...]) -> Float[Tensor, ...]:
+        """κ t, in the place and type of t."""
+        return t.mul_(kappa)
 
     def mean_resultant(self, kappa: Float[Tensor, ...], d: int) -> Float[Tensor, ...]:
         """E[t] = A_d(κ) = I_{d/2}(κ) / I_{d/2−1}(κ) = ∂/∂κ log ₀F₁(; d/2; κ²/4)."""

@@ -1,0 +1,136 @@
+"""The table of methods (appendix B): a method is a user encoder and an objective; all else is shared.
+
+`build(name, dataset)` makes a row of the table into a model. A row of your own works as well:
+`build(METHODS["p-bach"]._replace(encoder="comirec-sa"), dataset)`; an encoder, gate or item tower of your own is passed
+as a module (the interface is in `towers`).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bachlib import BachError
+from bachlib.data import Dataset
+from bachlib.model.extractors import ComiRecDR, ComiRecSA, Mind, SASRec
+from bachlib.model.svd import pure_svd
+from bachlib.model.towers import ClsTower, Codebook, Gate, ItemTower, PiTable, ResidualCodebook
+from bachlib.model.twotower import TwoTower
+from bachlib.params import ModelParams, validated
+
+
+class Method(NamedTuple):
+    encoder: str | None  # user history → heads
+    objective: str
+    serving: str
+    kernel: str | None = None  # of the mixture; None: no π_u, no κ
+    heads: int | None = None  # None: k
+
+
+P, V = "power-spherical", "von-mises-fisher"
+
+METHODS = {
+    #                          encoder → heads       objective        score at serving   kernel
+    "mostpop": Method(         None,                "counts",        "count"),
+    "standard": Method(        "cls",               "standard",      "inner product",    heads=1),
+    "sasrec": Method(          "sasrec",            "standard",      "inner product",    heads=1),
+    "mind": Method(            "mind",              "label-aware",   "max over heads"),
+    "comirec-sa": Method(      "comirec-sa",        "pos-multihead", "max over heads"),
+    "comirec-dr": Method(      "comirec-dr",        "pos-multihead", "max over heads"),
+    "pos-multihead": Method(   "cls",               "pos-multihead", "max over heads"),
+    "all-multihead": Method(   "cls",               "all-multihead", "max over heads"),
+    "p-bach": Method(          "cls",               "elbo",          "mixture density",  P),
+    "v-bach": Method(          "cls",               "elbo",          "mixture density",  V),
+    "p-bach-global": Method(   "codebook",          "elbo",          "mixture density",  P),
+    "v-bach-global": Method(   "codebook",          "elbo",          "mixture density",  V),
+    "p-bach-residual": Method( "codebook-residual", "elbo",          "mixture density",  P),
+    "v-bach-residual": Method( "codebook-residual", "elbo",          "mixture density",  V),
+}  # fmt: skip
+
+
+def cls_tower(p: ModelParams, k: int) -> ClsTower:
+    return ClsTower(k, p.d, p.width or p.d, p.attention_heads, p.ff, p.n_hist, p.dropout, p.cls_scale)
+
+
+ENCODERS = {
+    "cls": cls_tower,
+    "sasrec": lambda p, k: SASRec(p.d, p.n_hist, p.sasrec_blocks, p.sasrec_heads, p.dropout, p.sasrec_norm_keys),
+    "mind": lambda p, k: Mind(k, p.d, p.capsule_iterations, p.capsule_softmax, p.mind_relu),
+    "comirec-sa": lambda p, k: ComiRecSA(k, p.d, p.n_hist, p.sa_positions_in_values),
+    "comirec-dr": lambda p, k: ComiRecDR(k, p.d, p.n_hist, p.capsule_iterations, p.capsule_softmax),
+    "codebook": lambda p, k: Codebook(k, p.d),
+    "codebook-residual": lambda p, k: ResidualCodebook(k, p.d, cls_tower(p, k), p.residual),
+}
+
+
+def build(
+    method: str | Method,
+    dataset: Dataset,
+    k: int = 8,
+    *,
+    encoder: nn.Module | None = None,
+    item_tower: nn.Module | None = None,
+    gate: nn.Module | None = None,
+    **model_params: Any,
+) -> TwoTower | MostPop:
+    """The model of a method on a data set, with the first weights of its seed; `model_params`: see `ModelParams`."""
+    name, row = (method, METHODS.get(method)) if isinstance(method, str) else ("own", method)
+    if row is None:
+        raise BachError(f"there is no method {method!r}; there are {', '.join(METHODS)}")
+    p = validated(ModelParams, {"k": k, **model_params}, f"model {name}")
+    k = row.heads or p.k
+    parts = {"encoder": encoder, "item_tower": item_tower, "gate": gate}
+    own = {part: type(module).__name__ for part, module in parts.items() if module is not None}
+    config = {"method": name, "row": row._asdict(), "params": p.model_dump(), "own": own}
+    if row.objective == "counts":
+        return MostPop(dataset, config)
+    if row.kernel is None and p.kernel is not None:
+        raise BachError(f"kernel={p.kernel!r}: {name} has no kernel, only the BACH methods do")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(p.seed)
+        if item_tower is None:
+            item_tower = ItemTower(_table(dataset, p.d, p.svd_on), p.item_width)
+        elif item_tower.n_items != dataset.n_items:
+            raise BachError(f"the item tower has {item_tower.n_items:,} items, the data set {dataset.n_items:,}")
+        encoder = encoder or ENCODERS[row.encoder](p, k)
+        if row.kernel is not None and gate is None:
+            gate = PiTable(dataset.n_users, k) if p.pi == "table" else Gate(cls_tower(p, 1), p.d, k)
+        return TwoTower(
+            encoder, item_tower, row.objective, k=k, tau=p.tau, gate=gate,
+            kernel=row.kernel and (p.kernel or row.kernel), n_hist=p.n_hist, history=p.history,
+            power=p.mind_power, config=config,
+        )  # fmt: skip
+
+
+def _table(dataset: Dataset, rank: int, svd_on: str) -> Tensor:
+    return torch.from_numpy(_svd_rows(dataset.folder, dataset.meta["content_hash"], rank, svd_on))
+
+
+@lru_cache(maxsize=4)
+def _svd_rows(folder: Path, content_hash: str, rank: int, svd_on: str) -> np.ndarray:
+    """One decomposition for all methods of a process."""
+    return pure_svd(Dataset.load(folder), rank, svd_on).items
+
+
+class MostPop(nn.Module):
+    """The floor: items by their count in the training prefixes, the same for everybody. Nothing to train."""
+
+    def __init__(self, dataset: Dataset, config: dict[str, Any]):
+        super().__init__()
+        self.config, self.n_items, self.n_hist = config, dataset.n_items, config["params"]["n_hist"]
+        counts = np.asarray(dataset.matrix("train").sum(0))[0]
+        self.register_buffer("counts", torch.from_numpy(counts).float())
+
+    def items(self) -> Tensor:
+        raise BachError("mostpop has no embeddings, only counts")
+
+    encode = loss = objective = items
+
+    def score(self, history: Tensor, user: Tensor | None = None, items: Tensor | None = None) -> Tensor:
+        """(B, n_items): the counts, for everybody."""
+        return self.counts.expand(len(history), -1)

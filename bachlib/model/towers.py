@@ -1,0 +1,177 @@
+"""Item tower, CLS-token Transformer, gating tower, κ-net and codebooks (figure 3, appendix B).
+
+    item tower     v_i = unit(e_i + MLP(e_i)), e frozen PureSVD rows, the MLP's last layer starting at zero
+    CLS tower      k learned tokens read the history through one pre-LN Transformer layer; their outputs are the heads
+    gating tower   a CLS tower of its own with one token, then linear and softmax: π_u
+    κ-net          κ_r = exp ρ(u_r) on the detached head; starts at 1/τ exactly
+    codebooks      k prototypes for all users, alone or each moved a little by a CLS tower of the user
+
+**An encoder** is any module `forward(tokens (B, n, d), history (B, n)) -> (B, k, d)`: tokens are the embeddings of the
+history, −1 in `history` marks padding on the left. **An item tower** is any module `forward(ids) -> (len(ids), d)` with
+`n_items`. Neither has to return unit vectors. Your own plug into `build(..., encoder=…, item_tower=…, gate=…)`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import dropout, linear, normalize
+
+from bachlib import BachError
+from bachlib.model.onepass import in_full
+
+Tokens = Float[Tensor, "B n d"]
+History = Int[Tensor, "B n"]
+
+
+class ItemTower(nn.Module):
+    """Frozen PureSVD rows and a residual MLP that starts at zero (appendix B)."""
+
+    def __init__(self, table: Float[Tensor, "n_items d"], width: int):
+        super().__init__()
+        self.n_items, d = table.shape
+        self.register_buffer("table", scaled_rows(table))
+        self.residual = nn.Sequential(nn.Linear(d, width), nn.GELU(), nn.Linear(width, d))
+        nn.init.zeros_(self.residual[2].weight)
+        nn.init.zeros_(self.residual[2].bias)
+
+    def forward(self, ids: Int[Tensor, " n"]) -> Float[Tensor, "n d"]:
+        rows = self.table[ids]
+        return rows + self.residual(rows)
+
+
+def scaled_rows(table: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    """PureSVD's rows times one number, so that they are about as long as a token: of mean square length 1.
+
+    An item nobody has met in training has no row. It gets a random direction, since nothing is known about it.
+    """
+    table = table / table.square().sum(-1).mean().sqrt()
+    random = torch.randn(table.shape, generator=torch.Generator().manual_seed(0)).to(table)
+    return torch.where(table.norm(dim=-1, keepdim=True) > 1e-6, table, random / table.shape[1] ** 0.5)
+
+
+class ClsTower(nn.Module):
+    """k CLS tokens over a history through one pre-LN Transformer layer, computed for the CLS rows only.
+
+    Nothing but the CLS rows is read, so queries, output projection and feed-forward run for those. Their input is the
+    same for every user, so keys and values need not be formed either: the queries are taken through the key matrix once
+    ((W_k h)·q = h·(W_kᵀ q)), and the value matrix is applied to what attention has pooled. `plain` is PyTorch's own
+    layer on all n + k rows, with the same weights.
+    """
+
+    def __init__(
+        self, k: int, d: int, width: int, heads: int, ff: int, n_hist: int, p_dropout: float, cls_scale: float
+    ):
+        super().__init__()
+        if width % heads:
+            raise BachError(f"attention_heads={heads} should divide the width of the Transformer, {width}")
+        self.k, self.heads, self.p_dropout = k, heads, p_dropout
+        self.cls = nn.Parameter(torch.randn(k, width) * cls_scale)
+        self.positions = nn.Parameter(torch.randn(n_hist, width) * 0.02)
+        self.layer = nn.TransformerEncoderLayer(
+            width, heads, ff, p_dropout, activation="gelu", batch_first=True, norm_first=True
+        )
+        self.wider = nn.Linear(d, width) if width != d else nn.Identity()
+        self.back = nn.Linear(width, d) if width != d else nn.Identity()
+
+    def embed(self, tokens: Tokens) -> Float[Tensor, "B n w"]:
+        """The last item has the last position, however short the history is."""
+        n = tokens.shape[1]
+        if n > len(self.positions):
+            raise BachError(f"a history of {n} items is longer than n_hist = {len(self.positions)}; give the last ones")
+        return self.wider(tokens) + self.positions[len(self.positions) - n :]
+
+    def forward(self, tokens: Tokens, history: History) -> Float[Tensor, "B k d"]:
+        layer, attention = self.layer, self.layer.self_attn
+        x = layer.norm1(self.embed(tokens))  # (B, n, w)
+        (B, n, w), a = x.shape, self.heads
+        cls = layer.norm1(self.cls)  # (k, w)
+        w_q, w_k, w_v = attention.in_proj_weight.chunk(3)
+        b_q, _, b_v = attention.in_proj_bias.chunk(3)  # the key's bias adds the same to all scores of a query: no trace
+        query = linear(cls, w_q, b_q).view(self.k, a, -1) / math.sqrt(w // a)
+        through_key = torch.einsum("kae,aew->akw", query, w_k.view(a, -1, w)).reshape(a * self.k, w)
+        scores = (x.reshape(-1, w) @ through_key.T).view(B, n, -1)  # (B, n, a·k)
+        scores = scores.masked_fill((history < 0)[..., None], -torch.inf).transpose(1, 2)
+        among_cls = (through_key @ cls.T).expand(B, -1, -1)  # (B, a·k, k)
+        weights = torch.cat([scores, among_cls], -1).softmax(-1)
+        weights = dropout(weights, self.p_dropout, self.training)
+        pooled = weights[..., :n] @ x + weights[..., n:] @ cls  # (B, a·k, w)
+        values = torch.einsum("bakw,aew->bkae", pooled.view(B, a, self.k, w), w_v.view(a, -1, w))
+        values = values + weights.sum(-1).view(B, a, self.k).transpose(1, 2)[..., None] * b_v.view(a, -1)
+        y = self.cls + layer.dropout1(attention.out_proj(values.reshape(B, self.k, w)))
+        hidden = layer.dropout(layer.activation(layer.linear1(layer.norm2(y))))
+        return self.back(y + layer.dropout2(layer.linear2(hidden)))
+
+    def plain(self, tokens: Tokens, history: History) -> Float[Tensor, "B k d"]:
+        """All rows through PyTorch's layer: what `forward` is tested against."""
+        x = torch.cat([self.embed(tokens), self.cls.expand(len(tokens), -1, -1)], 1)
+        padding = torch.cat([history < 0, torch.zeros(len(x), self.k, dtype=torch.bool, device=x.device)], 1)
+        return self.back(self.layer(x, src_key_padding_mask=padding)[:, -self.k :])
+
+
+class Gate(nn.Module):
+    """π_ξ(x_u): a CLS tower with one token, a linear layer and a softmax. Returns log π_u."""
+
+    def __init__(self, tower: ClsTower, d: int, k: int):
+        super().__init__()
+        self.tower, self.head = tower, nn.Linear(d, k)
+
+    def forward(self, tokens: Tokens, history: History) -> Float[Tensor, "B k"]:
+        return in_full(self.head(self.tower(tokens, history)[:, 0])).log_softmax(-1)
+
+
+class PiTable(nn.Module):
+    """A free π_u for every user of the data set, uniform at the start. Knows nobody else."""
+
+    def __init__(self, n_users: int, k: int):
+        super().__init__()
+        self.logits = nn.Parameter(torch.zeros(n_users, k))
+
+    def forward(self, user: Int[Tensor, " B"]) -> Float[Tensor, "B k"]:
+        return self.logits[user].log_softmax(-1)
+
+
+class KappaNet(nn.Module):
+    """κ_r = exp ρ_ψ(u_r): two hidden layers of width 4d, GELU, last layer zero with bias log 1/τ."""
+
+    def __init__(self, d: int, tau: float):
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Linear(d, 4 * d), nn.GELU(), nn.Linear(4 * d, 4 * d), nn.GELU(), nn.Linear(4 * d, 1)
+        )
+        nn.init.zeros_(self.net[4].weight)
+        nn.init.constant_(self.net[4].bias, -math.log(tau))
+
+    def forward(self, heads: Float[Tensor, "*b d"]) -> Float[Tensor, "*b"]:
+        return in_full(self.net(heads.detach()))[..., 0].exp()
+
+
+class Codebook(nn.Module):
+    """k prototypes for all users: the global end of the spectrum (remark 1). `shared` is (k, d)."""
+
+    def __init__(self, k: int, d: int):
+        super().__init__()
+        self.prototypes = nn.Parameter(normalize(torch.randn(k, d), dim=-1))
+
+    @property
+    def shared(self) -> Float[Tensor, "k d"]:
+        return normalize(self.prototypes, dim=-1)
+
+    def forward(self, tokens: Tokens, history: History) -> Float[Tensor, "B k d"]:
+        return self.shared.expand(len(history), -1, -1)
+
+
+class ResidualCodebook(Codebook):
+    """Prototype plus `size` times a unit vector of the user: no head is further off its prototype than arcsin(size)."""
+
+    shared = None
+
+    def __init__(self, k: int, d: int, tower: ClsTower, size: float):
+        super().__init__(k, d)
+        self.tower, self.size = tower, size
+
+    def forward(self, tokens: Tokens, history: History) -> Float[Tensor, "B k d"]:
+        return normalize(self.prototypes, dim=-1) + self.size * normalize(self.tower(tokens, history), dim=-1)

@@ -1,0 +1,223 @@
+"""A two-tower model: user encoder + objective, with the item tower, τ and candidate set that all methods share.
+
+    history ──► tokens ──► encoder ──► heads u (B, k, d)            items v (n, d)
+                      └──► gate ─────► log π_u (B, k)   κ-net ──► κ (B, k)          BACH only
+
+`objective` is the training step's loss with what there is to see; `loss` is its number; `score` is the serving rule.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import embedding, normalize
+
+from bachlib import BachError
+from bachlib.model import mixture, routing
+from bachlib.model.onepass import in_full
+from bachlib.model.sphere import KERNELS
+from bachlib.model.towers import KappaNet, PiTable
+
+
+class Encoded(NamedTuple):
+    """What a user is. Methods without weights weigh their heads equally, and without a κ-net have κ = 1/τ."""
+
+    heads: Float[Tensor, "B k d"]
+    log_pi: Float[Tensor, "B k"]
+    kappa: Float[Tensor, "B k"]
+
+
+class Objective(NamedTuple):
+    """A step's loss and what there is to see: each term's mean, γ (who explained the positive), the heads."""
+
+    loss: Float[Tensor, ""]
+    terms: dict[str, Float[Tensor, ""]]
+    gamma: Float[Tensor, "B k"]
+    encoded: Encoded
+    heads: Float[Tensor, "*B k d"]  # with gradient; (k, d) where all users share them
+
+
+class TwoTower(nn.Module):
+    """A row of the table of methods with its towers; made by `methods.build`."""
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        item_tower: nn.Module,
+        objective: str,
+        *,
+        k: int,
+        tau: float,
+        gate: nn.Module | None = None,
+        kernel: str | None = None,
+        n_hist: int,
+        history: str = "tower",
+        power: float = 1.0,
+        config: dict[str, Any] | None = None,
+    ):
+        super().__init__()
+        self.encoder, self.item_tower, self.gate = encoder, item_tower, gate
+        self.rule, self.k, self.tau, self.n_hist, self.history, self.power = objective, k, tau, n_hist, history, power
+        self.kernel = KERNELS[kernel] if kernel else None
+        self.kappa_net = KappaNet(self.items(torch.zeros(1, dtype=torch.long)).shape[-1], tau) if kernel else None
+        self.config = config or {}
+        if history == "frozen" and not hasattr(item_tower, "table"):
+            raise BachError("history='frozen' takes the item tower's `table`, and this item tower has none")
+
+    # ------------------------------------------------------------------------------------------------ towers
+
+    @property
+    def n_items(self) -> int:
+        return self.item_tower.n_items
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter([*self.parameters(), *self.buffers()])).device
+
+    def items(self, ids: Int[Tensor, " n"] | None = None) -> Float[Tensor, "n d"]:
+        """Unit embeddings v of all items, or of these."""
+        if ids is None:
+            ids = torch.arange(self.n_items, device=self.device)
+        return normalize(in_full(self.item_tower(ids)), dim=-1)
+
+    def encode(self, history: Int[Tensor, "B n"], user: Int[Tensor, " B"] | None = None) -> Encoded:
+        """Heads, log π_u and κ of a history: (B, n) item ids, −1 pads on the left; the last n_hist are looked at.
+
+        `user` is only for `pi="table"`, a free π_u per user of the data set.
+        """
+        history = self._checked(history)
+        frozen = self.history == "frozen"
+        return self._encode(self._tokens(history, None if frozen else self.items()), history, user)
+
+    def _tokens(self, history: Tensor, items: Tensor | None, place: Tensor | None = None) -> Tensor:
+        """Rows of `items` (or of the frozen table) for a history; `place` says where an id is among the rows."""
+        at = history.clamp(min=0)
+        if items is None:
+            return self.item_tower.table[at]
+        return embedding(at if place is None else place[at], items)
+
+    def _encode(self, tokens: Tensor, history: Tensor, user: Tensor | None) -> Encoded:
+        heads, kappa = self._heads(tokens, history)
+        if heads.ndim == 2:  # shared
+            heads, kappa = heads.expand(len(history), -1, -1), kappa.expand(len(history), -1)
+        return Encoded(heads, self._log_pi(tokens, history, user), kappa)
+
+    def _heads(self, tokens: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
+        """(heads, κ), (B, k, d) and (B, k), or (k, d) and (k,) where all users share them."""
+        shared = getattr(self.encoder, "shared", None)
+        heads = normalize(in_full(self.encoder(tokens, history)), dim=-1) if shared is None else shared
+        kappa = self.kappa_net(heads) if self.kappa_net else torch.full_like(heads[..., 0], 1 / self.tau)
+        return heads, kappa
+
+    def _log_pi(self, tokens: Tensor, history: Tensor, user: Tensor | None) -> Tensor:
+        if isinstance(self.gate, PiTable):
+            if user is None:
+                raise BachError("pi='table' has a free π_u per user of the data set: say who with user=")
+            return self.gate(torch.as_tensor(user, device=self.device))
+        if self.gate is not None:
+            return self.gate(tokens, history)
+        return tokens.new_full((len(history), self.k), -math.log(self.k))
+
+    # ------------------------------------------------------------------------------------------------ serving
+
+    @torch.no_grad()
+    def score(self, history: Int[Tensor, "B n"], user: Tensor | None = None, items: Tensor | None = None) -> Tensor:
+        """(B, n_items) serving scores over the catalogue; `items` if you have `model.items()` at hand."""
+        history = self._checked(history)
+        items = self.items() if items is None else items
+        tokens = self._tokens(history, None if self.history == "frozen" else items)
+        heads, log_pi, kappa = self._encode(tokens, history, user)
+        if self.kernel:  # mixture density (eq. 23)
+            return mixture.scores(heads, items, log_pi, kappa, self.kernel)
+        return torch.stack([heads[:, r] @ items.T for r in range(heads.shape[1])]).amax(0)  # max over heads (eq. 8)
+
+    # ------------------------------------------------------------------------------------------------ training
+
+    def loss(self, history, positive, negatives, user=None) -> Float[Tensor, ""]:
+        """(B, n), (B,), (R,) item ids → the mean loss; candidates are the batch's positives and the negatives."""
+        return self.objective(history, positive, negatives, user).loss
+
+    def objective(
+        self,
+        history: Int[Tensor, "B n"],
+        positive: Int[Tensor, " B"],
+        negatives: Int[Tensor, " R"],
+        user: Int[Tensor, " B"] | None = None,
+    ) -> Objective:
+        """The loss of the method with its terms; the item tower runs once per distinct item of the step."""
+        history, positive = self._checked(history), self._ids(positive)
+        ids = torch.cat([positive, self._ids(negatives)])  # candidates (C,)
+        needed = ids if self.history == "frozen" else torch.cat([history.clamp(min=0).flatten(), ids])
+        place = None
+        if self.n_items <= len(needed):  # all of them are fewer than what the step asks for
+            rows = self.items()
+        else:
+            distinct = needed.unique()
+            place = torch.zeros(self.n_items, dtype=torch.long, device=ids.device)
+            place[distinct] = torch.arange(len(distinct), device=ids.device)
+            rows = self.items(distinct)
+        candidates = embedding(ids if place is None else place[ids], rows)  # (C, d)
+        tokens = self._tokens(history, None if self.history == "frozen" else rows, place)
+        heads, kappa = self._heads(tokens, history)
+        log_pi = self._log_pi(tokens, history, user)
+        own = torch.arange(len(positive), device=ids.device)  # the positives are the first candidates
+        with torch.autocast(ids.device.type, enabled=False):  # mixed precision is for the towers only
+            if self.rule == "elbo":
+                return self._elbo(heads, log_pi, kappa, candidates, own, ids)
+            return self._routed(heads, log_pi, kappa, candidates, own, ids)
+
+    def _routed(self, heads, log_pi, kappa, candidates, own, ids) -> Objective:
+        """The hard-routing losses; in place of γ there is the head closest to the positive."""
+        hard = {
+            "standard": routing.standard,
+            "pos-multihead": routing.pos_multihead,
+            "all-multihead": routing.all_multihead,
+            "label-aware": lambda *args: routing.label_aware(*args, power=self.power),
+        }[self.rule]
+        loss = hard(heads, candidates, own, self.tau, ids)
+        with torch.no_grad():
+            gamma = nn.functional.one_hot(routing.routed_head(heads, candidates, own), self.k)
+        terms = {"reconstruction": -loss.detach()}
+        return Objective(loss, terms, gamma.to(loss), Encoded(heads, log_pi, kappa), heads)
+
+    def _elbo(self, heads, log_pi, kappa, candidates, own, ids) -> Objective:
+        """−ELBO (eq. 21); with heads that all users share the candidates need one product for the whole batch."""
+        if heads.ndim == 2:
+            encoded = Encoded(heads.expand(len(own), -1, -1), log_pi, kappa.expand(len(own), -1))
+            log_sigma = self.kernel.log_density(candidates[: len(own)] @ heads.T, encoded.kappa, heads.shape[-1])
+            log_p = mixture.shared_log_components(heads, candidates, own, self.tau, ids)
+            seen = mixture.elbo(log_pi, log_sigma, log_p)
+            loss = -seen.total.mean()
+        else:
+            encoded = Encoded(heads, log_pi, kappa)
+            log_sigma = mixture.log_sigma(heads, candidates[: len(own)], kappa, self.kernel)
+            loss, seen = mixture.loss(heads, candidates, own, log_pi, log_sigma, self.tau, ids)
+        with torch.no_grad():
+            gamma = mixture.responsibilities(log_pi, log_sigma).exp()
+            terms = {name: getattr(seen, name).mean() for name in ("reconstruction", "prior", "entropy")}
+        return Objective(loss, terms, gamma, encoded, heads)
+
+    # -------------------------------------------------------------------------------------------------- input
+
+    def _ids(self, ids: Tensor | np.ndarray) -> Tensor:
+        ids = torch.as_tensor(ids, device=self.device)
+        if ids.is_floating_point():
+            raise BachError(f"items are ids 0 … {self.n_items - 1}; got numbers of type {ids.dtype}")
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.n_items:
+            wrong = ids[(ids < 0) | (ids >= self.n_items)]
+            raise BachError(f"there is no item {int(wrong[0])}: items are 0 … {self.n_items - 1}")
+        return ids.long()
+
+    def _checked(self, history: Tensor | np.ndarray) -> Tensor:
+        """(B, n) with the last n_hist items; −1 is padding, and nothing below."""
+        history = torch.as_tensor(history, device=self.device)
+        if history.ndim != 2:
+            raise BachError(f"a history is (B, n) item ids, a row per user; got shape {tuple(history.shape)}")
+        history = history[:, -self.n_hist :]
+        self._ids(torch.where(history == -1, 0, history))
+        return history.long()

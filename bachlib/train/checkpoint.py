@@ -1,0 +1,92 @@
+"""The resume state: one file with everything a training needs to go on as if it had never stopped.
+
+Weights, optimiser and running sums are tensors; position, history and best value are JSON in the file's header. It is
+safetensors, so nothing is unpickled, and is replaced in one rename: whoever reads finds the old state or the new one.
+There are no random states to keep: all that a step draws (windows, targets, negatives, dropout) is a function of
+(seed, epoch, step). A module of your own that draws from elsewhere than torch is outside of that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from bachlib import BachError
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: dict[str, Any] | None = None) -> None:
+    """A safetensors file that appears whole or not at all, with `about` as JSON in its header."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    kept = {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
+    }
+    try:
+        save_file(kept, partial, {"about": json.dumps(about or {})})
+        partial.chmod(0o644)
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    if not path.exists():
+        raise BachError(f"{path} does not exist")
+    try:
+        with safe_open(path, "pt") as file:
+            names = list(file.keys())
+            return {name: file.get_tensor(name) for name in names}, json.loads(file.metadata()["about"])
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise BachError(f"{path} is damaged ({error}); start anew with fresh=True") from None
+
+
+def load_weights(model: nn.Module, path: Path) -> dict[str, Any]:
+    """Put the weights of a file into a model; returns what the file says about them."""
+    tensors, about = read_tensors(path)
+    _fill(model, tensors, path)
+    return about
+
+
+def save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, sums: dict[str, Tensor], about: dict) -> None:
+    tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            tensors[f"optimizer.{key}.{name}"] = value
+    write_tensors(path, tensors | {f"sums.{name}": value for name, value in sums.items()}, about)
+
+
+def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Model and optimiser as they were; returns (running sums, about)."""
+    tensors, about = read_tensors(path)
+    parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "sums": {}}
+    for name, value in tensors.items():
+        part, rest = name.split(".", 1)
+        parts[part][rest] = value
+    _fill(model, parts["model"], path)
+    parameters = dict(model.named_parameters())
+    for name, value in parts["optimizer"].items():
+        key, of = name.split(".", 1)
+        parameter = parameters[of]
+        optimizer.state[parameter][key] = value if key == "step" else value.to(parameter.device)
+    return parts["sums"], about
+
+
+def _fill(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
+    ours = model.state_dict()
+    if wrong := sorted(set(ours) ^ set(tensors)):
+        raise BachError(f"{path} belongs to another model: {', '.join(wrong[:4])} is in one of them only")
+    for name, value in tensors.items():
+        if ours[name].shape != value.shape:
+            raise BachError(
+                f"{path} belongs to another model: {name} is {tuple(value.shape)} there, {tuple(ours[name].shape)} here"
+            )
+    model.load_state_dict(tensors)

@@ -1,0 +1,272 @@
+"""Training (Algorithm 1, appendix B): Adam on mini-batches of windows with fresh uniform negatives, early stopping.
+
+All that a step draws comes from (seed, epoch, step), so a training that is stopped anywhere, also by kill −9, goes on
+from its last resume state to the same weights and history as one that was never stopped.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from bachlib import BachError
+from bachlib.data import Dataset, Windows
+from bachlib.data.dataset import Batch
+from bachlib.params import TrainParams, validated
+from bachlib.train import checkpoint
+from bachlib.train.parallel import Group, group
+from bachlib.train.progress import Progress
+from bachlib.train.run import Run
+from bachlib.train.validation import average_precision, sample_users, target_ranks
+from bachlib.train.watch import Watch
+
+
+def fit(
+    model: nn.Module,
+    dataset: Dataset,
+    params: TrainParams | dict[str, Any] | None = None,
+    out: str | Path | None = None,
+    *,
+    fresh: bool = False,
+    quiet: bool = False,
+) -> Run:
+    """Train a model; returns the run, whose model has the weights with the best validation AUPRC.
+
+    Called again with the same arguments it goes on where it stopped; a finished run is returned as it is. `epochs` and
+    `patience` may differ from the last time. `fresh=True` starts anew. Ctrl-C stops after the step and keeps all.
+    """
+    p = params if isinstance(params, TrainParams) else validated(TrainParams, params or {}, "training")
+    device = chosen_device(p.device)
+    with group(device) as team, torch.random.fork_rng(), stopped_by_ctrl_c() as stop:
+        folder = Path(out) if out else None
+        run = Run.open(folder, model.to(device), dataset, p, fresh) if team.first else None
+        team.wait()
+        run = run or Run.open(folder, model.to(device), dataset, p, False)
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            auprc = validation_auprc(model, dataset, p, team)
+            run.write(
+                [{"epoch": 0, "step": 0, "valid_auprc": auprc}], status="finished", best={"epoch": 0, "auprc": auprc}
+            )
+            return run
+        return _Training(run, dataset, p, team, quiet or not team.first).go(stop)
+
+
+class _Training:
+    def __init__(self, run: Run, dataset: Dataset, params: TrainParams, team: Group, quiet: bool):
+        self.run, self.model, self.dataset, self.p, self.team = run, run.model, dataset, params, team
+        self.windows = Windows(dataset, params.batch_size, params.seed, self.model.n_hist)
+        self.parameters = [q for q in self.model.parameters() if q.requires_grad]
+        self.device = self.parameters[0].device
+        self.optimizer = torch.optim.Adam(self.parameters, lr=params.learning_rate, fused=True)
+        self.watch = Watch(self.model.k, self.device)
+        self.rows: list[dict[str, Any]] = []
+        self.best: dict[str, Any] | None = None
+        self.looks = 0  # at the validation items since the best
+        self.progress = Progress(params.epochs, self.windows.steps_per_epoch * params.batch_size, quiet)
+        self.state = run.folder / "resume.safetensors"
+        if self.state.exists():
+            sums, about = checkpoint.load(self.state, self.model, self.optimizer)
+            if team.first:
+                self.watch.load_state_dict(sums)
+            self.windows.load_state_dict(about["windows"])
+            self.rows, self.best, self.looks = about["rows"], about["best"], about["looks"]
+            if not self.done():
+                place = f"epoch {self.windows.epoch + 1} after {self.windows.step} steps"
+                self.progress.say(f"going on with {run.folder.name} in {place}")
+
+    # ---------------------------------------------------------------------------------------------- the loop
+
+    def done(self) -> bool:
+        return self.windows.epoch >= self.p.epochs or self.looks >= self.p.patience
+
+    def go(self, stop: threading.Event) -> Run:
+        self.save()
+        self.since, self.seen_windows = time.monotonic(), 0  # for the speed
+        try:
+            while not self.done():
+                if self.epoch(stop):
+                    return self.end("stopped")
+            return self.end("finished")
+        except BachError:
+            if self.team.first:
+                self.run.write(self.rows, status="diverged", best=self.best)
+            raise
+        finally:
+            self.progress.close()
+
+    def epoch(self, stop: threading.Event) -> bool:
+        """The rest of the epoch; True if somebody wants to stop."""
+        self.model.train()
+        number, steps = self.windows.epoch + 1, self.windows.steps_per_epoch
+        for batch in self.windows:
+            done = self.windows.step or steps  # of this epoch, this step included
+            self.seen_windows += len(batch.positive)
+            wants_stop, wants_save = self.step(batch, number, done, stop)
+            self.progress.step(number, done * self.p.batch_size, self.p.batch_size, self.watch.row)
+            if self.p.log_steps and done % self.p.log_steps == 0 and done < steps:
+                self.log(number, done)
+            if done == steps:
+                self.end_of_epoch(number)
+            elif wants_stop or wants_save:
+                self.save()
+            if wants_stop:
+                return True
+        return False
+
+    def step(self, batch: Batch, epoch: int, step: int, stop: threading.Event) -> tuple[bool, bool]:
+        """One gradient step; returns (somebody wants to stop, it is time to save)."""
+        draw = np.random.SeedSequence([self.p.seed, epoch, step])
+        negatives = np.random.default_rng(draw).integers(self.dataset.n_items, size=self.p.n_negatives)
+        torch.manual_seed(
+            int(draw.spawn(self.team.size)[self.team.rank].generate_state(1, np.uint64)[0] >> np.uint64(1))
+        )
+        mine = self.team.rows(len(batch.positive))
+        others = np.delete(batch.positive, mine)  # positives of the other processes are candidates as well
+        user, history, positive, negatives = (
+            torch.from_numpy(x).to(self.device)
+            for x in (batch.user[mine], batch.history[mine], batch.positive[mine], np.concatenate([others, negatives]))
+        )
+        mixed = self.p.precision == "mixed" or (self.p.precision == "auto" and self.device.type == "cuda")
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=mixed):
+            seen = self.model.objective(history, positive, negatives, user)
+        self.watch.look(seen)
+        self.optimizer.zero_grad()
+        seen.loss.backward()
+        save = self.team.first and time.monotonic() - self.saved >= self.p.checkpoint_seconds
+        loss, stops, saves = self.team.average(self.parameters, seen.loss.detach(), stop.is_set(), save)
+        gradients = [q.grad for q in self.parameters if q.grad is not None]
+        if not (np.isfinite(loss) and torch.nn.utils.get_total_norm(gradients).isfinite()):
+            raise BachError(diverged(self.model, seen, loss, epoch, step, self.p, self.state))
+        self.optimizer.step()
+        return stops > 0, saves > 0
+
+    def end_of_epoch(self, number: int) -> None:
+        last = number == self.p.epochs
+        auprc = None
+        if number % self.p.valid_every == 0 or last:
+            auprc = validation_auprc(self.model, self.dataset, self.p, self.team)
+        row = self.log(number, self.windows.steps_per_epoch, auprc)
+        better = auprc is not None and (self.best is None or auprc > self.best["auprc"])
+        if auprc is not None:
+            self.looks = 0 if better else self.looks + 1
+        if better:
+            self.best = {"epoch": number, "auprc": auprc}
+            self.write_weights("best")
+        self.write_weights("last")
+        self.save()
+        windows_left = (self.p.epochs - number) * self.progress.windows
+        self.progress.epoch(row, better, windows_left / row["windows_per_s"])
+
+    def log(self, epoch: int, step: int, auprc: float | None = None) -> dict[str, Any]:
+        """A row of the history, and the sums start again."""
+        self.join_sums()
+        now = time.monotonic()
+        speed = self.seen_windows / (now - self.since)
+        row = {"epoch": epoch, "step": step, "valid_auprc": auprc, "windows_per_s": speed, **self.watch.row()}
+        self.rows.append(row)
+        self.watch.reset()
+        self.since, self.seen_windows = now, 0
+        return row
+
+    # ------------------------------------------------------------------------------------------------ keeping
+
+    def join_sums(self) -> None:
+        """The sums of all processes go to the first one; the others begin again."""
+        if self.team.size > 1:
+            self.watch.sums = {name: self.team.sum(value) for name, value in self.watch.sums.items()}
+            self.watch.kappa = self.team.extremes(self.watch.kappa)
+
+    def save(self) -> None:
+        self.join_sums()
+        if self.team.first:
+            about = {"windows": self.windows.state_dict(), "rows": self.rows, "best": self.best, "looks": self.looks}
+            checkpoint.save(self.state, self.model, self.optimizer, self.watch.state_dict(), about)
+            self.run.write(self.rows, status="running", best=self.best)
+        elif self.watch.sums["steps"] > 0:
+            self.watch.reset()
+        self.saved = time.monotonic()
+
+    def write_weights(self, name: str) -> None:
+        if self.team.first:
+            about = {"epoch": self.windows.epoch, "identity": self.run.about["identity"]}
+            checkpoint.write_tensors(self.run.folder / f"{name}.safetensors", self.model.state_dict(), about)
+
+    def end(self, status: str) -> Run:
+        """The run with its best weights in the model."""
+        if self.team.first:
+            self.run.write(self.rows, status=status, best=self.best)
+        self.team.wait()
+        best = self.run.folder / "best.safetensors"
+        if self.best and best.exists():
+            checkpoint.load_weights(self.model, best)
+        self.model.eval()
+        if status == "stopped":
+            kept = f"the model has the weights of epoch {self.best['epoch']}" if self.best else "no look at AUPRC yet"
+            where = f"epoch {self.windows.epoch + 1} after {self.windows.step} steps"
+            self.progress.say(f"stopped in {where}; {kept}. Call fit with the same arguments to go on.")
+        return self.run
+
+
+# ------------------------------------------------------------------------------------------------------ small parts
+
+
+def validation_auprc(model: nn.Module, dataset: Dataset, p: TrainParams, team: Group) -> float:
+    """Mean full-ranking AP of the validation items; each process looks at its share of the users."""
+    users = sample_users(dataset, p.valid_users, p.seed)
+    mine = users[team.rank :: team.size]
+    found = average_precision(target_ranks(model, dataset, mine, "valid")).sum() if len(mine) else 0.0
+    return team.sum(torch.tensor(float(found), dtype=torch.float64)).item() / len(users)
+
+
+def chosen_device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise BachError("device='cuda': torch sees no GPU here; device='auto' takes one where there is one")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def diverged(model: nn.Module, seen: Any, loss: float, epoch: int, step: int, p: TrainParams, state: Path) -> str:
+    """What went wrong in a step whose loss or gradient is not a finite number."""
+    terms = {name: value.item() for name, value in seen.terms.items()}
+    bad_terms = [f"{name} = {value}" for name, value in terms.items() if not np.isfinite(value)]
+    parameters = dict(model.named_parameters())
+    bad = [name for name, q in parameters.items() if q.grad is not None and not q.grad.isfinite().all()]
+    largest = sorted(parameters, key=lambda name: -parameters[name].detach().abs().nan_to_num(torch.inf).max())[:3]
+    low, high = seen.encoded.kappa.detach().aminmax()
+    return (
+        f"training diverged in epoch {epoch}, step {step}: loss = {loss}"
+        f"\n  terms: {', '.join(bad_terms) or 'all finite, ' + str({n: round(v, 4) for n, v in terms.items()})}"
+        f"\n  gradient not finite in: {', '.join(bad[:6]) or 'none'}{' …' if len(bad) > 6 else ''}"
+        f"\n  κ from {low.item():.4g} to {high.item():.4g}, learning rate {p.learning_rate:g}, largest parameters: "
+        + ", ".join(f"{name} (|max| {parameters[name].detach().abs().max():.4g})" for name in largest)
+        + f"\n  the last good state is kept in {state}; a smaller learning rate or a larger tau is what usually helps"
+    )
+
+
+@contextmanager
+def stopped_by_ctrl_c() -> Iterator[threading.Event]:
+    """An event that the first Ctrl-C sets, so that a step is never cut in half; the second one interrupts at once."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def on_interrupt(*_: Any) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,83 @@
+"""Data-parallel training: torchrun starts the processes, `group` joins them (gloo on CPU, nccl on CUDA).
+
+Each process takes its share of the rows of every batch, and gradients are averaged. The candidate set stays that of the
+joint batch: everybody draws the same batch from the same seed, so the other processes' positives are known without
+being sent, and are passed on among the negatives. Two processes with B/2 rows each therefore take the step of one
+process with B rows, up to rounding and the dropout masks. (Were each to use its own positives only, the in-batch
+negatives would fall from B − 1 to B/2 − 1, and with them the difficulty of the task: losses could not be compared.)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bachlib import BachError
+
+
+class Group:
+    def __init__(self, rank: int = 0, size: int = 1):
+        self.rank, self.size = rank, size
+
+    @property
+    def first(self) -> bool:
+        """The one that writes and speaks."""
+        return self.rank == 0
+
+    def rows(self, batch_size: int) -> slice:
+        if batch_size % self.size:
+            raise BachError(f"batch_size={batch_size} should be a multiple of the {self.size} processes")
+        share = batch_size // self.size
+        return slice(self.rank * share, (self.rank + 1) * share)
+
+    def average(self, parameters: list[Tensor], *extra: float | Tensor) -> list[float]:
+        """Average all gradients in place, and these numbers too, in one message."""
+        if self.size == 1:
+            return [float(x) for x in extra]
+        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
+        numbers = torch.stack([torch.as_tensor(x, dtype=torch.float32, device=gradients[0].device) for x in extra])
+        flat = torch.cat([g.flatten().float() for g in gradients] + [numbers])
+        dist.all_reduce(flat)
+        flat /= self.size
+        *pieces, numbers = flat.split([*(g.numel() for g in gradients), len(extra)])
+        for parameter, piece in zip(parameters, pieces, strict=True):
+            parameter.grad = piece.view_as(parameter).to(parameter.dtype)
+        return numbers.tolist()
+
+    def sum(self, value: Tensor) -> Tensor:
+        if self.size > 1:
+            dist.all_reduce(value)
+        return value
+
+    def extremes(self, low_high: Tensor) -> Tensor:
+        """(smallest of the first, largest of the second) over all processes."""
+        if self.size > 1:
+            both = low_high * torch.tensor([-1.0, 1.0], dtype=low_high.dtype, device=low_high.device)
+            dist.all_reduce(both, dist.ReduceOp.MAX)
+            return torch.stack([-both[0], both[1]])
+        return low_high
+
+    def wait(self) -> None:
+        if self.size > 1:
+            dist.barrier()
+
+
+@contextmanager
+def group(device: torch.device) -> Iterator[Group]:
+    """The processes torchrun has started, or this one alone."""
+    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+        yield Group()
+        return
+    ours = not dist.is_initialized()
+    if ours:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield Group(dist.get_rank(), dist.get_world_size())
+    finally:
+        if ours:
+            dist.destroy_process_group()

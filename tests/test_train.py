@@ -1,0 +1,364 @@
+"""Training: resume to the bit, kill −9, Ctrl-C, divergence, early stopping, several processes, validation ranks."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from bachlib import BachError
+from bachlib.model.methods import METHODS, build
+from bachlib.train import Run, fit
+from bachlib.train.checkpoint import read_tensors
+from bachlib.train.run import split_params
+from bachlib.train.validation import average_precision, recall, sample_users, target_ranks
+from bachlib.train.watch import effective_heads
+
+SMALL = {"d": 16, "ff": 32, "item_width": 32}
+QUICK = {"batch_size": 256, "n_negatives": 64, "valid_every": 1, "learning_rate": 3e-3, "checkpoint_seconds": 0}
+TIMED = ["windows_per_s"]
+
+
+def model_of(world, name="p-bach", k=3, **params):
+    return build(name, world, k, **(SMALL | params))
+
+
+def same_run(a, b):
+    """Weights to the bit, and history except for the clock."""
+    for name in ("best", "last"):
+        x, y = (load_file(run.folder / f"{name}.safetensors") for run in (a, b))
+        assert x.keys() == y.keys() and all(torch.equal(x[key], y[key]) for key in x)
+    pd.testing.assert_frame_equal(a.history.drop(columns=TIMED), b.history.drop(columns=TIMED), check_exact=True)
+    assert a.best == b.best
+
+
+@pytest.fixture(scope="module")
+def whole(world, tmp_path_factory):
+    """Three epochs without a stop."""
+    out = tmp_path_factory.mktemp("whole")
+    return fit(model_of(world), world, {**QUICK, "epochs": 3, "log_steps": 10}, out, quiet=True)
+
+
+# ------------------------------------------------------------------------------------------------------- what it does
+
+
+def test_every_method_trains(world, tmp_path):
+    found = {}
+    for name in METHODS:
+        run = fit(model_of(world, name), world, {**QUICK, "epochs": 4}, tmp_path / name, quiet=True)
+        assert run.status == "finished"
+        found[name] = run.best["auprc"]
+    slow = {"mind", "comirec-dr"}  # capsules need longer than four short epochs
+    assert all(found[name] > found["mostpop"] for name in METHODS if name not in slow | {"mostpop"}), found
+
+
+def test_history_and_files(whole, world):
+    history = whole.history
+    assert list(history["epoch"]) == [1, 1, 1, 2, 2, 2, 3, 3, 3] and list(history["step"][:3]) == [10, 20, 25]
+    assert history["loss"].iloc[-1] < history["loss"].iloc[0] - 0.2
+    total = history["reconstruction"] + history["prior"] + history["entropy"]
+    np.testing.assert_allclose(-total, history["loss"], atol=1e-5)
+    for name in ("usage", "gradient"):
+        shares = np.stack(history[name])
+        assert shares.shape == (9, 3)
+        np.testing.assert_allclose(shares.sum(1), 1, atol=1e-5)
+    assert (history["kappa_min"] <= np.stack(history["kappa"]).min(1)).all()
+    assert history["effective_heads"].between(1, 3).all() and history["valid_auprc"].notna().sum() == 3
+    assert {p.name for p in whole.folder.iterdir()} == {
+        "run.json", "history.parquet", "best.safetensors", "last.safetensors", "resume.safetensors", "environment.json",
+    }  # fmt: skip
+    assert whole.best["auprc"] == history["valid_auprc"].max()
+    ranks = target_ranks(whole.model, world, np.arange(world.n_users), "valid")
+    assert average_precision(ranks).mean() == pytest.approx(whole.best["auprc"], abs=1e-12)  # the model has the best
+
+
+def test_a_run_is_loaded_with_its_numbers(whole, world):
+    again = Run.load(whole.folder, world)
+    history = world.history(np.arange(20), "test")
+    assert torch.equal(again.model.score(history), whole.model.score(history))
+    assert again.best == whole.best and again.status == "finished" and "best AUPRC" in repr(again)
+    with pytest.raises(BachError, match="is not a run"):
+        Run.load(whole.folder.parent, world)
+
+
+def test_training_leaves_the_random_state_alone(world, tmp_path):
+    state = torch.get_rng_state()
+    fit(model_of(world), world, {**QUICK, "epochs": 1}, tmp_path, quiet=True)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_early_stopping(world, tmp_path):
+    """With a step size of nothing the AUPRC never gets better than the first look: patience counts the looks."""
+    params = {**QUICK, "epochs": 50, "patience": 2, "learning_rate": 1e-12, "batch_size": 2048}
+    run = fit(model_of(world), world, params, tmp_path, quiet=True)
+    assert len(run.history) == run.best["epoch"] + 2 < 10
+
+
+def test_mixed_precision_keeps_the_normalisers(world, tmp_path):
+    """bfloat16 in the towers; heads, π, κ and every density stay in float32, and the loss is close."""
+    model = model_of(world, dropout=0.0)
+    seen = {}
+    density = model.kernel.log_density
+
+    def looked(t, kappa, d):
+        seen.update(t=t.dtype, kappa=kappa.dtype)
+        return density(t, kappa, d)
+
+    history, positive = torch.from_numpy(world.history(np.arange(32), "valid")), torch.arange(32)
+    with torch.autocast("cpu", torch.bfloat16), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(model.kernel), "log_density", staticmethod(looked))
+        mixed = model.objective(history, positive, torch.arange(100))
+    assert seen == {"t": torch.float32, "kappa": torch.float32} and mixed.loss.dtype == torch.float32
+    assert all(x.dtype == torch.float32 for x in mixed.encoded)
+    assert mixed.loss.item() == pytest.approx(model.loss(history, positive, torch.arange(100)).item(), abs=0.05)
+    run = fit(model, world, {**QUICK, "epochs": 1, "precision": "mixed"}, tmp_path, quiet=True)
+    assert run.history["loss"].notna().all()
+
+
+def test_no_gpu_is_said(world, tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    with pytest.raises(BachError, match="torch sees no GPU"):
+        fit(model_of(world), world, {"device": "cuda"}, tmp_path)
+
+
+# ---------------------------------------------------------------------------------------------------------- going on
+
+
+def test_stopped_by_ctrl_c_and_resumed(whole, world, tmp_path, capsys):
+    """The first Ctrl-C stops after the step; the same call goes on to the same weights and history."""
+    model, steps = model_of(world), 0
+    objective = model.objective
+
+    def interrupted(*args):
+        nonlocal steps
+        steps += 1
+        if steps == 37:
+            os.kill(os.getpid(), signal.SIGINT)
+        return objective(*args)
+
+    model.objective = interrupted
+    params = {**QUICK, "epochs": 3, "log_steps": 10}
+    run = fit(model, world, params, tmp_path)
+    said = capsys.readouterr().out
+    assert run.status == "stopped" and "stopped in epoch 2 after 12 steps" in said and "to go on" in said
+    best = load_file(tmp_path / "best.safetensors")
+    assert all(torch.equal(value, best[name]) for name, value in run.model.state_dict().items())
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    resumed = fit(model_of(world, seed=0), world, params, tmp_path, quiet=True)
+    assert resumed.status == "finished"
+    same_run(resumed, whole)
+
+
+def test_killed_and_resumed(whole, world, tmp_path):
+    """kill −9 in the middle of a step or of a write, several times; in the end nothing tells."""
+    script = fitting(world, {**QUICK, "epochs": 3, "log_steps": 10}, tmp_path)
+    places = []
+    for _ in range(3):
+        process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.DEVNULL)
+        started = place_of(tmp_path)
+        while process.poll() is None and place_of(tmp_path) < started + 7:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        places.append(place_of(tmp_path))
+    assert 0 < places[0] < places[1] < places[2] < 75, places
+    resumed = fit(model_of(world), world, {**QUICK, "epochs": 3, "log_steps": 10}, tmp_path, quiet=True)
+    same_run(resumed, whole)
+
+
+def fitting(world, params, out) -> str:
+    """A program that trains like `model_of`."""
+    return f"""
+from bachlib.data import Dataset
+from bachlib.model.methods import build
+from bachlib.train import fit
+world = Dataset.load({str(world.folder)!r})
+fit(build("p-bach", world, 3, **{SMALL!r}), world, {params!r}, {str(out)!r})
+"""
+
+
+def place_of(folder) -> int:
+    try:
+        _, about = read_tensors(folder / "resume.safetensors")
+    except BachError:
+        return 0
+    return about["windows"]["epoch"] * 25 + about["windows"]["step"]
+
+
+def test_more_epochs_later(whole, world, tmp_path):
+    params = {**QUICK, "log_steps": 10}
+    fit(model_of(world), world, {**params, "epochs": 1}, tmp_path, quiet=True)
+    run = fit(model_of(world), world, {**params, "epochs": 3}, tmp_path, quiet=True)
+    same_run(run, whole)
+    again = fit(model_of(world), world, {**params, "epochs": 3}, tmp_path, quiet=True)  # finished: nothing to do
+    assert len(again.history) == len(whole.history) and again.status == "finished"
+
+
+def test_another_run_in_the_folder_is_refused(whole, world):
+    with pytest.raises(BachError, match=r"holds another run: model\.params\.tau is 0.07 there and 0.1 here"):
+        fit(model_of(world, tau=0.1), world, {**QUICK, "epochs": 3, "log_steps": 10}, whole.folder, quiet=True)
+    with pytest.raises(BachError, match="learning_rate"):
+        fit(model_of(world), world, {**QUICK, "log_steps": 10, "learning_rate": 1e-3}, whole.folder, quiet=True)
+    assert json.loads((whole.folder / "run.json").read_text())["status"] == "finished"
+
+
+def test_a_damaged_state_is_said(world, tmp_path):
+    fit(model_of(world), world, {**QUICK, "epochs": 1}, tmp_path, quiet=True)
+    state = tmp_path / "resume.safetensors"
+    state.write_bytes(state.read_bytes()[:1000])
+    with pytest.raises(BachError, match=r"is damaged .* fresh=True"):
+        fit(model_of(world), world, {**QUICK, "epochs": 2}, tmp_path, quiet=True)
+    assert fit(model_of(world), world, {**QUICK, "epochs": 1}, tmp_path, quiet=True, fresh=True).status == "finished"
+
+
+def test_divergence_is_named_and_the_last_good_state_is_kept(world, tmp_path):
+    model, steps = model_of(world), 0
+    objective = model.objective
+
+    def poisoned(*args):
+        nonlocal steps
+        steps += 1
+        if steps == 9:
+            with torch.no_grad():
+                model.gate.head.weight[0, 0] = torch.nan
+        return objective(*args)
+
+    model.objective = poisoned
+    with pytest.raises(BachError) as said:
+        fit(model, world, {**QUICK, "epochs": 1}, tmp_path, quiet=True)
+    text = str(said.value)
+    assert "diverged in epoch 1, step 9: loss = nan" in text and "prior = nan" in text
+    assert "gate.head.weight" in text and "κ from" in text and "learning rate 0.003" in text
+    assert json.loads((tmp_path / "run.json").read_text())["status"] == "diverged"
+    tensors, about = read_tensors(tmp_path / "resume.safetensors")
+    assert about["windows"]["step"] == 8 and all(
+        tensor.isfinite().all() for n, tensor in tensors.items() if n[0] != "s"
+    )
+
+
+# ------------------------------------------------------------------------------------------------ several processes
+
+
+def test_two_processes_take_the_step_of_one(world, tmp_path):
+    settings = [f"{name}={value}" for name, value in {**SMALL, **QUICK, "epochs": 1, "dropout": 0.0}.items()]
+    command = ["-m", "bachlib.cli", "train", "p-bach", "--data", str(world.folder), "--k", "3"]
+    command += [x for setting in settings for x in ("--set", setting)]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    for out, start in (("one", [sys.executable]), ("two", torchrun)):
+        done = subprocess.run([*start, *command, "--out", str(tmp_path / out)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-3000:]
+    one, two = (Run.load(tmp_path / name, world, weights="last") for name in ("one", "two"))
+    exact = one.history.drop(columns=TIMED).iloc[0]
+    for name, value in two.history.drop(columns=TIMED).iloc[0].items():
+        np.testing.assert_allclose(value, exact[name], rtol=2e-3 if "kappa" in name else 5e-4, err_msg=name)
+    assert two.history["loss"][0] == pytest.approx(one.history["loss"][0], abs=1e-4)
+    for (name, x), y in zip(one.model.state_dict().items(), two.model.state_dict().values(), strict=True):
+        assert (x - y).abs().max() < 2e-2, (
+            name
+        )  # 25 steps of Adam, which turns rounding into steps where gradients vanish
+    assert "test: R@10" in done.stdout and done.stdout.count("epoch   1/1") == 1
+
+
+def test_a_batch_must_be_shared_evenly():
+    from bachlib.train.parallel import Group
+
+    assert Group(1, 2).rows(8) == slice(4, 8)
+    with pytest.raises(BachError, match="should be a multiple of the 3 processes"):
+        Group(0, 3).rows(8)
+
+
+# ---------------------------------------------------------------------------------------------------------- validation
+
+
+def test_ranks_are_those_of_a_sort(world):
+    model = model_of(world)
+    users = np.arange(0, world.n_users, 3)
+    ranks = target_ranks(model, world, users, "test")
+    model.eval()
+    scores = model.score(world.history(users, "test")).numpy()
+    for row, u in enumerate(users):
+        *earlier, targets = world.split(u)
+        allowed = np.setdiff1d(np.arange(world.n_items), np.concatenate(earlier))
+        order = allowed[np.argsort(-scores[row, allowed], kind="stable")]
+        where = {item: place + 1 for place, item in enumerate(order)}
+        assert [where[item] for item in targets] == list(ranks[row])
+
+
+def test_ties_rank_by_number(world):
+    ranks = target_ranks(build("mostpop", world), world, np.arange(world.n_users), "valid")
+    counts = np.asarray(world.matrix("train").sum(0))[0]
+    prefix, targets, _ = world.split(5)
+    allowed = np.setdiff1d(np.arange(world.n_items), prefix)
+    order = list(allowed[np.lexsort((allowed, -counts[allowed]))])
+    assert [order.index(item) + 1 for item in targets] == list(ranks[5])
+
+
+def test_average_precision_is_scikit_learns(world):
+    from sklearn.metrics import average_precision_score
+
+    rng = np.random.default_rng(0)
+    ranks = np.stack([rng.choice(200, 10, replace=False) + 1 for _ in range(50)])
+    for row in ranks:
+        relevant = np.isin(np.arange(1, 201), row)
+        assert average_precision(row[None])[0] == pytest.approx(average_precision_score(relevant, -np.arange(200)))
+    assert recall(np.array([[1, 5, 60, 70]]), 50)[0] == 0.5
+
+
+def test_users_are_drawn_with_the_seed(world):
+    assert (sample_users(world, 10, 1) == sample_users(world, 10, 1)).all()
+    assert len(sample_users(world, 10**6, 1)) == world.n_users
+
+
+# ------------------------------------------------------------------------------------------------------- small things
+
+
+def test_effective_heads():
+    assert effective_heads([0.25] * 4) == pytest.approx(4) and effective_heads([1.0, 0.0]) == 1
+
+
+def test_settings_of_the_command_line():
+    assert split_params(["d=32", "epochs=5", "history=frozen"]) == ({"d": 32, "history": "frozen"}, {"epochs": 5})
+    with pytest.raises(BachError, match="did you mean epochs"):
+        split_params(["epoch=5"])
+    with pytest.raises(BachError, match="name=value"):
+        split_params(["epochs"])
+
+
+def test_lines_without_a_terminal(world, tmp_path, capsys):
+    fit(model_of(world), world, {**QUICK, "epochs": 2}, tmp_path)
+    first, second = capsys.readouterr().out.splitlines()
+    for word in ("epoch   1/2", "loss", "κ", "heads", "AUPRC", "windows/s", "left"):
+        assert word in first
+    assert "epoch   2/2" in second and "left" not in second
+
+
+def test_a_bar_on_a_terminal(world, tmp_path):
+    import fcntl
+    import pty
+    import struct
+    import termios
+
+    script = fitting(world, {**QUICK, "epochs": 2}, tmp_path)
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))
+    process = subprocess.Popen([sys.executable, "-c", script], stderr=theirs, stdout=theirs)
+    os.close(theirs)
+    said = b""
+    while True:
+        try:
+            said += (part := os.read(ours, 4096))
+        except OSError:
+            break
+        if not part:
+            break
+    assert process.wait() == 0
+    text = said.decode()
+    assert "epoch 1/2" in text and "windows/s" in text and "%|" in text and "κ" in text
