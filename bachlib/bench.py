@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +234,12 @@ BENCHES: dict[str, list[Callable[[], dict[str, Any]]]] = {
     "prepare": [partial(bench_prepare, shape) for shape in SHAPES],
     "sphere": [partial(bench_sphere, kernel) for kernel in ("power-spherical", "von-mises-fisher")],
     "loss": [partial(bench_loss, k) for k in (8, 32)],
+    "train": [
+        lambda: import_module("bachlib.bench_train").bench_step(8, faster=3.5),
+        lambda: import_module("bachlib.bench_train").bench_step(32, faster=3.0),
+        lambda: import_module("bachlib.bench_train").bench_memory(),
+        lambda: import_module("bachlib.bench_train").bench_epoch(),
+    ],
 }
 
 

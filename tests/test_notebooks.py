@@ -82,9 +82,11 @@ def test_the_quickstart_gives_its_numbers():
     assert {name: set(values) for name, values in metrics.items()} == {n: set(v) for n, v in expected.items()}
     for name, values in expected.items():
         for key, value in values.items():
-            wanted = (
-                value if isinstance(value, str) else pytest.approx(value, abs=2e-3 if isinstance(value, float) else 0)
-            )
+            # what is trained depends on how a machine rounds: a tenth; a wrong sign or kernel is worth far more
+            loose = {"rel": 0.1} if name == "04_train" else {}
+            wanted = value
+            if isinstance(value, float):
+                wanted = pytest.approx(value, abs=2e-3, **loose)
             assert metrics[name][key] == wanted, f"{name}: {key}"
     index = (folder / "index.html").read_text()
     for name in notebook_names():

@@ -1,6 +1,7 @@
 """Figures are pure functions: they can be drawn, their titles tell the numbers, their data is the data."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -123,3 +124,59 @@ def test_the_explorer_follows_its_sliders():
 
 def test_one_colour_per_head():
     assert len(set(plots.COLOURS)) == len(plots.COLOURS) == 16
+
+
+# ------------------------------------------------------------------------------------------------------- a training
+
+
+@pytest.fixture
+def histories():
+    """Two epochs of three steps: one method uses its heads evenly, the other one head."""
+
+    def rows(usage):
+        return pd.DataFrame(
+            [
+                {
+                    "epoch": epoch, "step": step, "loss": 5.0 - step, "reconstruction": step - 4.5, "prior": -1.0,
+                    "entropy": 0.5, "usage": usage, "gradient": usage, "kappa": [14.0 + step, 15.0 + step],
+                    "kappa_min": 10.0, "kappa_max": 30.0, "effective_heads": float(np.count_nonzero(usage)),
+                }
+                for epoch in (1, 2) for step in (1, 2, 3)
+            ]
+        )  # fmt: skip
+
+    return {"even": rows([0.5, 0.5]), "one": rows([1.0, 0.0])}
+
+
+def test_terms_and_kappa_over_the_steps(histories):
+    figure = plots.elbo_terms(histories["even"])
+    assert [trace.name for trace in figure.data] == ["ELBO", "reconstruction", "prior", "entropy"]
+    assert list(figure.data[0].x) == [1, 2, 3, 4, 5, 6] and list(figure.data[0].y[:3]) == [-4, -3, -2]
+    assert "2.0 nats" in figure.layout.title.text
+    figure = plots.kappa_trajectories(histories["even"], 14.3)
+    assert "mean κ of 17 to 18" in figure.layout.title.text and figure.data[-1].name == "head 2"
+
+
+def test_usage_and_gradient(histories):
+    figure = plots.head_usage(histories)
+    assert "at the end: 2.0, 1.0 of 2" in figure.layout.title.text
+    assert len(figure.data) == 4 and figure.data[3].line.color == plots.colour(1)
+    figure = plots.gradient_heads(histories)
+    np.testing.assert_allclose(figure.data[0].y, 2)
+    np.testing.assert_allclose(figure.data[1].y, 1)
+
+
+def test_the_race_is_a_film(histories):
+    figure = plots.collapse_race(histories)
+    assert [frame.name for frame in figure.frames] == ["1", "2", "3", "4", "5", "6"]
+    assert list(figure.frames[0].data[1].y) == [1.0, 0.0] and len(figure.layout.sliders[0].steps) == 6
+
+
+def test_heads_and_interests():
+    p, weights, pi = np.array([[0.9, 0.1], [0.2, 0.8]]), np.array([0.3, 0.7]), np.array([0.25, 0.75])
+    figure = plots.heads_and_interests(p, weights, ["a", "b"], pi, "title")
+    assert list(figure.data[0].x) == ["b", "a"] and figure.data[0].y[0] == "head 2, π 70%"
+    np.testing.assert_allclose(figure.data[0].z[0], [0.8, 0.2])
+    np.testing.assert_allclose(figure.data[0].z[-1], [0.75, 0.25])
+    figure = plots.pi_recovered({"right": pi[None], "wrong": pi[None, ::-1]}, pi[None])
+    assert "right 1.00, wrong 0.50" in figure.layout.title.text

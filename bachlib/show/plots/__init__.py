@@ -14,22 +14,38 @@ from bachlib.show.plots.sphere import (
     sphere,
 )
 from bachlib.show.plots.style import COLOURS, colour
+from bachlib.show.plots.train import (
+    collapse_race,
+    elbo_terms,
+    gradient_heads,
+    head_usage,
+    heads_and_interests,
+    kappa_trajectories,
+    pi_recovered,
+)
 
 __all__ = [
     "COLOURS",
     "bars",
+    "collapse_race",
     "colour",
     "cosine_of_samples",
+    "elbo_terms",
     "elbo_waterfall",
     "funnel",
     "gamma_on_great_circle",
     "gap_against_kappa",
+    "gradient_heads",
     "gradient_shares",
+    "head_usage",
+    "heads_and_interests",
+    "kappa_trajectories",
     "kernels_against_cosine",
     "kernels_matched",
     "log_normalizers",
     "long_tail",
     "mixture_on_sphere",
+    "pi_recovered",
     "proportions",
     "sequence_lengths",
     "spectrum",
