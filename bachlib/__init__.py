@@ -9,3 +9,7 @@ __version__ = "0.1.0"
 
 class BachError(Exception):
     """Something a user can mend: the message says what was wrong, where, and what would be right."""
+
+
+class NotFinite(BachError):
+    """A number that should be finite is not: in training this is divergence."""

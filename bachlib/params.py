@@ -90,7 +90,9 @@ class ModelParams(Params):
     dropout: Share = 0.1
     cls_scale: float = Field(1.0, gt=0, description="CLS tokens start from N(0, this²); a small one starts parallel")
     pi: Literal["gate", "table"] = Field("gate", description="π_u from the gating tower, or a free row per user")
-    residual: float = Field(0.5, ge=0, description="how far a head may leave its prototype (…-residual): sine of angle")
+    residual: float = Field(
+        0.5, ge=0, le=1, description="how far a head may leave its prototype (…-residual): sine of angle"
+    )
     # known deviations of public code, off by default (see extractors)
     capsule_iterations: int = Field(3, ge=1, description="of capsule routing (mind, comirec-dr)")
     capsule_softmax: Literal["interests", "positions"] = Field("interests", description="positions: four popular ports")

@@ -125,7 +125,7 @@ plots.elbo_terms(histories["p-bach"])
 
 # %% [markdown]
 # **What you should see.** Reconstruction does most of the climbing. The prior is the price for guessing the head in
-# advance and the entropy what is refunded where several heads explain an item: both stay within $\pm\log k$.
+# advance and the entropy what is refunded where several heads explain an item; it is at most $\log k$.
 
 # %%
 assert np.allclose(
@@ -265,9 +265,9 @@ table.mean().round(3) if seeds == 1 else table.agg(["mean", "min", "max"]).round
 
 # %% [markdown]
 # **What you should see, and what not.** BACH uses the most heads, covers the user's interests best, and has the best
-# weights. Its lead in accuracy over all-multihead is small, and one seed does not settle it. A codebook of 8 prototypes
-# cannot hold 16 interests: its heads are the most distinct and serve worst. The larger run, `bach run
-# params/seeds.yaml` (three seeds, 2,000 users), is summarised in the README.
+# weights. Its lead in accuracy over all-multihead is small, and it does not last: over three seeds on 2,000 users
+# (`bach run params/seeds.yaml`, summarised in the README) both have the same recall. A codebook of 8 prototypes cannot
+# hold 16 interests: its heads are the most distinct and serve worst.
 #
 # ## 10 · Bring your own encoder
 #

@@ -80,8 +80,9 @@ def test_serving_rules(world):
     popular = build("mostpop", world)
     counts = torch.from_numpy(np.asarray(world.matrix("train").sum(0))[0])
     assert (popular.score(history) == counts).all()
-    with pytest.raises(BachError, match="no embeddings"):
-        popular.items()
+    for use in (popular.items, lambda: popular.encode(history), lambda: popular.loss(history, 0, 0)):
+        with pytest.raises(BachError, match="no embeddings"):
+            use()
 
 
 @pytest.mark.parametrize("name", ["p-bach", "v-bach"])
@@ -157,6 +158,9 @@ def test_free_pi_per_user(world):
     assert model.gate.logits.grad[:32].any() and not model.gate.logits.grad[32:].any()
     with pytest.raises(BachError, match="say who with user="):
         model.encode(history)
+    for wrong in (user[:1], user + world.n_users):
+        with pytest.raises(BachError, match="user should be 32 numbers 0"):
+            model.score(history, wrong)
 
 
 # ------------------------------------------------------------------------------------------------------- own parts
@@ -205,7 +209,7 @@ def test_own_encoder_gate_and_item_tower(world, name):
     model.loss(history, positive, negatives).backward()
     assert all(p.grad is not None for part in ("encoder", "item_tower") for p in parts[part].parameters())
     assert model.score(history).shape == (32, world.n_items)
-    assert model.config["own"]["encoder"] == "Mlp"
+    assert model.config["own"]["encoder"].startswith("Mlp ")
 
 
 def test_a_row_of_your_own(world):
@@ -238,8 +242,53 @@ def test_wrong_parts(world):
     with pytest.raises(BachError, match="the item tower has 7 items, the data set 6"):
         build("p-bach", world, item_tower=Features(torch.randn(7, 3), 64))
     tower = Features(torch.randn(world.n_items, 3), 16)
+    with pytest.raises(BachError, match="vectors of 16 dimensions, but d = 64"):
+        build("standard", world, item_tower=tower)
     with pytest.raises(BachError, match="this item tower has none"):
         build("standard", world, item_tower=tower, history="frozen", **SMALL)
+
+
+class Wrong(nn.Module):
+    """Returns what it is told to, of the right length."""
+
+    def __init__(self, *shape):
+        super().__init__()
+        self.shape, self.shared = shape, nn.Linear(2, 2)  # a name that means nothing here
+
+    def forward(self, tokens, history):
+        return torch.randn(len(tokens), *self.shape)
+
+
+@pytest.mark.parametrize("shape", [(16,), (2, 16), (3, 8)])
+def test_an_encoder_with_a_wrong_shape_is_said(world, shape):
+    history, positive, negatives = batch_of(world)
+    model = build("all-multihead", world, 3, encoder=Wrong(*shape), **SMALL)
+    for use in (lambda: model.score(history), lambda: model.loss(history, positive, negatives)):
+        with pytest.raises(BachError, match=r"encoder should return \(B, k, d\) = \(32, 3, 16\)"):
+            use()
+    assert build("p-bach", world, 3, encoder=Wrong(3, 16), **SMALL).score(history).shape == (32, world.n_items)
+    with pytest.raises(BachError, match=r"gate should return \(B, k\) = \(32, 3\)"):
+        build("p-bach", world, 3, gate=Wrong(5), **SMALL).encode(history)
+
+
+def test_a_gate_may_return_any_logits(world):
+    history, *_ = batch_of(world)
+    model = build("p-bach", world, 3, gate=Wrong(3), **SMALL)
+    torch.testing.assert_close(model.encode(history).log_pi.exp().sum(-1), torch.ones(32))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [Method("clss", "elbo", "", "power-spherical"), Method("cls", "elbo", ""), Method("cls", "max", "")],
+)
+def test_a_row_that_is_no_method(world, row):
+    with pytest.raises(BachError, match="is no method"):
+        build(row, world)
+
+
+def test_a_codebook_with_a_hard_rule(world):
+    model = build(Method("codebook", "all-multihead", "max over heads"), world, 3, **SMALL)
+    assert model.loss(*batch_of(world)).isfinite()
 
 
 def test_wrong_input(world):
@@ -255,6 +304,10 @@ def test_wrong_input(world):
         model.score(torch.tensor([[1.0, 2.0]]))
     with pytest.raises(BachError, match="there is no item -1"):
         model.loss(history, positive.clone().fill_(-1), negatives)
+    with pytest.raises(BachError, match="on the left of a history; row 1 has it after"):
+        model.score(torch.tensor([[-1, 2], [2, -1]]))
+    for name in METHODS:  # nothing is known about the user
+        assert build(name, world, 3, **SMALL).score(torch.zeros(2, 0, dtype=torch.long)).shape == (2, world.n_items)
     longer = torch.cat([history, history], 1)  # the last 50 are looked at
     model.eval()
     torch.testing.assert_close(model.encode(longer).heads, model.encode(history).heads)

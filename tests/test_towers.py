@@ -176,7 +176,7 @@ def test_minds_draw():
     model.eval()
     whole = model(tokens, history)
     torch.testing.assert_close(whole[2:], model(tokens[2:], history[2:]))
-    model.draw = 1
+    model.draw = 12345
     assert (whole[1] - model(tokens, history)[1]).abs().max() > 1e-4
     many = fixed_truncated_normal(torch.arange(4000).view(-1, 4), 5, 0)
     assert many.abs().max() <= 2 and abs(many.mean()) < 0.03

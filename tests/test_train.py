@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bachlib import BachError
+from bachlib import BachError, NotFinite
 from bachlib.model.methods import METHODS, build
 from bachlib.train import Run, fit
 from bachlib.train.checkpoint import read_tensors
@@ -118,8 +118,13 @@ def test_mixed_precision_keeps_the_normalisers(world, tmp_path):
     assert seen == {"t": torch.float32, "kappa": torch.float32} and mixed.loss.dtype == torch.float32
     assert all(x.dtype == torch.float32 for x in mixed.encoded)
     assert mixed.loss.item() == pytest.approx(model.loss(history, positive, torch.arange(100)).item(), abs=0.05)
-    run = fit(model, world, {**QUICK, "epochs": 1, "precision": "mixed"}, tmp_path, quiet=True)
-    assert run.history["loss"].notna().all()
+    torch.testing.assert_close(mixed.encoded.kappa, torch.full((32, 3), 1 / 0.07))
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "mostpop"])
+def test_every_method_trains_in_mixed_precision(world, tmp_path, name):
+    params = {**QUICK, "epochs": 1, "precision": "mixed", "batch_size": 2048}
+    assert fit(model_of(world, name), world, params, tmp_path, quiet=True).history["loss"].notna().all()
 
 
 def test_no_gpu_is_said(world, tmp_path):
@@ -244,6 +249,36 @@ def test_divergence_is_named_and_the_last_good_state_is_kept(world, tmp_path):
     )
 
 
+@pytest.mark.parametrize(("name", "rate"), [("p-bach", 1e3), ("p-bach-global", 10.0), ("all-multihead", 1e30)])
+def test_divergence_of_itself(world, tmp_path, name, rate):
+    """A step size that explodes: κ, the loss or only the weights may be the first to go; never is it a good score."""
+    with pytest.raises(NotFinite, match=r"diverged in epoch \d+, step \d+|not finite|not numbers"):
+        fit(model_of(world, name), world, {**QUICK, "epochs": 3, "learning_rate": rate}, tmp_path, quiet=True)
+    assert json.loads((tmp_path / "run.json").read_text())["status"] == "diverged"
+    tensors, _ = read_tensors(tmp_path / "resume.safetensors")
+    assert all(tensor.isfinite().all() for n, tensor in tensors.items() if n.startswith("model."))
+
+
+def test_scores_that_are_not_numbers_are_no_success(world):
+    model = model_of(world)
+    with torch.no_grad():
+        model.encoder.cls.fill_(torch.nan)
+    with pytest.raises(NotFinite):
+        target_ranks(model, world, np.arange(5), "valid")
+
+
+def test_a_look_that_only_the_cap_asked_for_costs_no_patience(world, tmp_path):
+    params = {**QUICK, "valid_every": 1000, "patience": 1, "learning_rate": 1e-12, "batch_size": 2048}
+    for epochs in (1, 2, 3):
+        run = fit(model_of(world), world, {**params, "epochs": epochs}, tmp_path, quiet=True)
+    assert len(run.history) == 3
+
+
+def test_weights_that_are_not_there_are_said(whole, world):
+    with pytest.raises(BachError, match=r"lsat\.safetensors does not exist"):
+        Run.load(whole.folder, world, weights="lsat")
+
+
 # ------------------------------------------------------------------------------------------------ several processes
 
 
@@ -264,7 +299,33 @@ def test_two_processes_take_the_step_of_one(world, tmp_path):
         assert (x - y).abs().max() < 2e-2, (
             name
         )  # 25 steps of Adam, which turns rounding into steps where gradients vanish
+    states = [read_tensors(tmp_path / name / "resume.safetensors")[0] for name in ("one", "two")]
+    gradients = [[x for n, x in state.items() if n.startswith("optimizer.exp_avg.")] for state in states]
+    sizes = [torch.cat([x.flatten() for x in of]).norm().item() for of in gradients]
+    assert sizes[1] == pytest.approx(sizes[0], rel=0.02)  # averaged, not summed: Adam itself would not care
     assert "test: R@10" in done.stdout and done.stdout.count("epoch   1/1") == 1
+
+
+def test_a_program_may_train_twice_on_two_processes(world, tmp_path):
+    """With parts whose first weights differ from process to process: the first process's are taken."""
+    (tmp_path / "twice.py").write_text(f"""
+import torch
+from bachlib.data import Dataset
+from bachlib.model.methods import build
+from bachlib.model.extractors import ComiRecSA
+from bachlib.train import fit
+world = Dataset.load({str(world.folder)!r})
+for n in (1, 2):
+    torch.seed()
+    model = build("p-bach", world, 3, encoder=ComiRecSA(3, 16, 50), **{SMALL!r})
+    fit(model, world, { ({**QUICK, "epochs": 1, "batch_size": 1024})!r}, {str(tmp_path)!r} + f"/run{{n}}", quiet=True)
+    print("weights", n, model.encoder.positions.double().sum().item(), flush=True)
+""")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run([*torchrun, str(tmp_path / "twice.py")], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = sorted(line for line in done.stdout.splitlines() if line.startswith("weights"))
+    assert len(said) == 4 and said[0] == said[1] and said[2] == said[3] and said[0] != said[2].replace("2", "1", 1)
 
 
 def test_a_batch_must_be_shared_evenly():

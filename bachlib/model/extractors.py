@@ -83,7 +83,9 @@ def fixed_truncated_normal(history: History, k: int, draw: int) -> Float[Tensor,
     place = torch.arange(n, 0, -1, device=history.device)  # from the right: padding changes nothing
     row = (_mixed((history + 2) * (2 * place + 1) * 0x9E3779B97F4A7C1) * (history >= 0)).sum(1)
     pair = torch.arange(1, k + 1, device=history.device)[:, None] * 0x10001 + place  # (k, n)
-    bits = _mixed(_mixed(row + draw * 0x632BE59BD9B4E019)[:, None, None] + pair * 0x1E3779B97F4A7C15)
+    bits = _mixed(
+        _mixed(row + _mixed(torch.tensor(draw, device=history.device)))[:, None, None] + pair * 0x1E3779B97F4A7C15
+    )
     uniform = ((bits & ((1 << 53) - 1)).double() + 0.5) / 2**53
     edge = 0.5 * math.erfc(2 / math.sqrt(2))  # Φ(−2)
     return math.sqrt(2) * torch.erfinv(2 * (edge + uniform * (1 - 2 * edge)) - 1)
@@ -121,7 +123,8 @@ class ComiRecSA(nn.Module):
 
     def forward(self, tokens: Tokens, history: History) -> Float[Tensor, "B k d"]:
         placed = tokens + self.positions[len(self.positions) - tokens.shape[1] :]
-        scores = self.attention(placed).masked_fill((history < 0)[..., None], torch.finfo(tokens.dtype).min)
+        scores = self.attention(placed)
+        scores = scores.masked_fill((history < 0)[..., None], torch.finfo(scores.dtype).min)
         return scores.softmax(1).transpose(1, 2) @ (placed if self.positions_in_values else tokens)
 
 

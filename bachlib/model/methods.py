@@ -7,6 +7,7 @@ as a module (the interface is in `towers`).
 
 from __future__ import annotations
 
+import inspect
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from bachlib.model.svd import pure_svd
 from bachlib.model.towers import ClsTower, Codebook, Gate, ItemTower, PiTable, ResidualCodebook
 from bachlib.model.twotower import TwoTower
 from bachlib.params import ModelParams, validated
+from bachlib.records import short_hash
 
 
 class Method(NamedTuple):
@@ -78,14 +80,26 @@ def build(
     gate: nn.Module | None = None,
     **model_params: Any,
 ) -> TwoTower | MostPop:
-    """The model of a method on a data set, with the first weights of its seed; `model_params`: see `ModelParams`."""
+    """The model of a method on a data set, with the first weights of its seed; `model_params`: see `ModelParams`.
+
+    It is in evaluation mode, so that scores do not change from call to call; `fit` trains it.
+    """
     name, row = (method, METHODS.get(method)) if isinstance(method, str) else ("own", method)
     if row is None:
         raise BachError(f"there is no method {method!r}; there are {', '.join(METHODS)}")
+    if (
+        row.encoder not in {*ENCODERS, None}
+        or row.objective not in OBJECTIVES
+        or (row.objective == "elbo") != bool(row.kernel)
+    ):
+        raise BachError(
+            f"{row} is no method: the encoder should be one of {', '.join(ENCODERS)}, the objective one of "
+            f"{', '.join(OBJECTIVES)}, and elbo, and only elbo, has a kernel"
+        )
     p = validated(ModelParams, {"k": k, **model_params}, f"model {name}")
     k = row.heads or p.k
     parts = {"encoder": encoder, "item_tower": item_tower, "gate": gate}
-    own = {part: type(module).__name__ for part, module in parts.items() if module is not None}
+    own = {part: _known_as(module) for part, module in parts.items() if module is not None}
     config = {"method": name, "row": row._asdict(), "params": p.model_dump(), "own": own}
     if row.objective == "counts":
         return MostPop(dataset, config)
@@ -97,6 +111,8 @@ def build(
             item_tower = ItemTower(_table(dataset, p.d, p.svd_on), p.item_width)
         elif item_tower.n_items != dataset.n_items:
             raise BachError(f"the item tower has {item_tower.n_items:,} items, the data set {dataset.n_items:,}")
+        if (width := item_tower(torch.zeros(1, dtype=torch.long)).shape[-1]) != p.d:
+            raise BachError(f"the item tower returns vectors of {width} dimensions, but d = {p.d}")
         encoder = encoder or ENCODERS[row.encoder](p, k)
         if row.kernel is not None and gate is None:
             gate = PiTable(dataset.n_users, k) if p.pi == "table" else Gate(cls_tower(p, 1), p.d, k)
@@ -104,7 +120,18 @@ def build(
             encoder, item_tower, row.objective, k=k, tau=p.tau, gate=gate,
             kernel=row.kernel and (p.kernel or row.kernel), n_hist=p.n_hist, history=p.history,
             power=p.mind_power, config=config,
-        )  # fmt: skip
+        ).eval()  # fmt: skip
+
+
+OBJECTIVES = ("counts", "standard", "pos-multihead", "all-multihead", "label-aware", "elbo")
+
+
+def _known_as(module: nn.Module) -> str:
+    """Name and, where it can be read, a hash of the class, so that a changed module is not taken for the old one."""
+    try:
+        return f"{type(module).__name__} {short_hash(inspect.getsource(type(module)))}"
+    except (OSError, TypeError):
+        return type(module).__name__
 
 
 def _table(dataset: Dataset, rank: int, svd_on: str) -> Tensor:
@@ -126,7 +153,7 @@ class MostPop(nn.Module):
         counts = np.asarray(dataset.matrix("train").sum(0))[0]
         self.register_buffer("counts", torch.from_numpy(counts).float())
 
-    def items(self) -> Tensor:
+    def items(self, *_: Any, **__: Any) -> Tensor:
         raise BachError("mostpop has no embeddings, only counts")
 
     encode = loss = objective = items

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bachlib import BachError
+from bachlib import BachError, NotFinite
 from bachlib.model.hyp0f1 import LogHyp0F1, MeanResultant
 
 
@@ -150,7 +150,9 @@ def _checked(kappa: Tensor, d: int) -> Tensor:
         raise BachError(f"kappa should be a float32 or float64 tensor; got {kind}")
     fine = (kappa >= 0) & kappa.isfinite()
     if not bool(fine.all()):
-        raise BachError(f"kappa should be finite and ≥ 0 everywhere; got {kappa[~fine].flatten()[0].item()}")
+        wrong = kappa[~fine].flatten()[0].item()
+        kind = BachError if math.isfinite(wrong) else NotFinite
+        raise kind(f"kappa should be finite and ≥ 0 everywhere; got {wrong}")
     return kappa.double()
 
 
@@ -166,9 +168,8 @@ def _checked_pair(t: Tensor, kappa: Tensor, d: int) -> tuple[Tensor, Tensor]:
     fine = t.abs() <= 1 + 1e-3
     if not bool(fine.all()):
         wrong = t[~fine].flatten()[0].item()
-        raise BachError(
-            f"t should be a cosine in [−1, 1] (a little more is rounding); got {wrong}: are the vectors unit?"
-        )
+        kind = BachError if math.isfinite(wrong) else NotFinite
+        raise kind(f"t should be a cosine in [−1, 1] (a little more is rounding); got {wrong}: are the vectors unit?")
     return t.double(), kappa64
 
 

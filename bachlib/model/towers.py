@@ -8,7 +8,8 @@
 
 **An encoder** is any module `forward(tokens (B, n, d), history (B, n)) -> (B, k, d)`: tokens are the embeddings of the
 history, −1 in `history` marks padding on the left. **An item tower** is any module `forward(ids) -> (len(ids), d)` with
-`n_items`. Neither has to return unit vectors. Your own plug into `build(..., encoder=…, item_tower=…, gate=…)`.
+`n_items`. Neither has to return unit vectors. **A gate** is any module `forward(tokens, history) -> (B, k)`, the logits
+of π_u. Your own plug into `build(..., encoder=…, item_tower=…, gate=…)`; let them draw random numbers from torch only.
 """
 
 from __future__ import annotations
@@ -113,25 +114,27 @@ class ClsTower(nn.Module):
 
 
 class Gate(nn.Module):
-    """π_ξ(x_u): a CLS tower with one token, a linear layer and a softmax. Returns log π_u."""
+    """π_ξ(x_u): a CLS tower with one token and a linear layer; the model takes the softmax."""
 
     def __init__(self, tower: ClsTower, d: int, k: int):
         super().__init__()
         self.tower, self.head = tower, nn.Linear(d, k)
 
     def forward(self, tokens: Tokens, history: History) -> Float[Tensor, "B k"]:
-        return in_full(self.head(self.tower(tokens, history)[:, 0])).log_softmax(-1)
+        pooled = in_full(self.tower(tokens, history)[:, 0])
+        with torch.autocast(pooled.device.type, enabled=False):
+            return self.head(pooled)
 
 
 class PiTable(nn.Module):
-    """A free π_u for every user of the data set, uniform at the start. Knows nobody else."""
+    """A free π_u for every user of the data set, uniform at the start. Knows nobody else. Returns logits."""
 
     def __init__(self, n_users: int, k: int):
         super().__init__()
         self.logits = nn.Parameter(torch.zeros(n_users, k))
 
     def forward(self, user: Int[Tensor, " B"]) -> Float[Tensor, "B k"]:
-        return self.logits[user].log_softmax(-1)
+        return self.logits[user]
 
 
 class KappaNet(nn.Module):
@@ -146,7 +149,8 @@ class KappaNet(nn.Module):
         nn.init.constant_(self.net[4].bias, -math.log(tau))
 
     def forward(self, heads: Float[Tensor, "*b d"]) -> Float[Tensor, "*b"]:
-        return in_full(self.net(heads.detach()))[..., 0].exp()
+        with torch.autocast(heads.device.type, enabled=False):  # half precision would leave a dozen different κ
+            return self.net(in_full(heads.detach()))[..., 0].exp()
 
 
 class Codebook(nn.Module):

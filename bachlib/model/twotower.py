@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +20,7 @@ from bachlib import BachError
 from bachlib.model import mixture, routing
 from bachlib.model.onepass import in_full
 from bachlib.model.sphere import KERNELS
-from bachlib.model.towers import KappaNet, PiTable
+from bachlib.model.towers import Codebook, KappaNet, PiTable
 
 
 class Encoded(NamedTuple):
@@ -64,7 +63,8 @@ class TwoTower(nn.Module):
         self.encoder, self.item_tower, self.gate = encoder, item_tower, gate
         self.rule, self.k, self.tau, self.n_hist, self.history, self.power = objective, k, tau, n_hist, history, power
         self.kernel = KERNELS[kernel] if kernel else None
-        self.kappa_net = KappaNet(self.items(torch.zeros(1, dtype=torch.long)).shape[-1], tau) if kernel else None
+        self.d = item_tower(torch.zeros(1, dtype=torch.long)).shape[-1]
+        self.kappa_net = KappaNet(self.d, tau) if kernel else None
         self.config = config or {}
         if history == "frozen" and not hasattr(item_tower, "table"):
             raise BachError("history='frozen' takes the item tower's `table`, and this item tower has none")
@@ -109,19 +109,26 @@ class TwoTower(nn.Module):
 
     def _heads(self, tokens: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
         """(heads, κ), (B, k, d) and (B, k), or (k, d) and (k,) where all users share them."""
-        shared = getattr(self.encoder, "shared", None)
-        heads = normalize(in_full(self.encoder(tokens, history)), dim=-1) if shared is None else shared
+        if isinstance(self.encoder, Codebook) and self.encoder.shared is not None:
+            heads = self.encoder.shared
+        else:
+            heads = normalize(in_full(self.encoder(tokens, history)), dim=-1)
+            if heads.shape != (len(history), self.k, self.d):
+                wanted = (len(history), self.k, self.d)
+                raise BachError(f"the encoder should return (B, k, d) = {wanted}; got {tuple(heads.shape)}")
         kappa = self.kappa_net(heads) if self.kappa_net else torch.full_like(heads[..., 0], 1 / self.tau)
         return heads, kappa
 
     def _log_pi(self, tokens: Tensor, history: Tensor, user: Tensor | None) -> Tensor:
         if isinstance(self.gate, PiTable):
-            if user is None:
-                raise BachError("pi='table' has a free π_u per user of the data set: say who with user=")
-            return self.gate(torch.as_tensor(user, device=self.device))
-        if self.gate is not None:
-            return self.gate(tokens, history)
-        return tokens.new_full((len(history), self.k), -math.log(self.k))
+            logits = self.gate(self._users(user, len(history)))
+        elif self.gate is not None:
+            logits = in_full(self.gate(tokens, history))
+        else:
+            logits = tokens.new_zeros(len(history), self.k)
+        if logits.shape != (len(history), self.k):
+            raise BachError(f"the gate should return (B, k) = {(len(history), self.k)}; got {tuple(logits.shape)}")
+        return logits.log_softmax(-1)
 
     # ------------------------------------------------------------------------------------------------ serving
 
@@ -173,6 +180,8 @@ class TwoTower(nn.Module):
 
     def _routed(self, heads, log_pi, kappa, candidates, own, ids) -> Objective:
         """The hard-routing losses; in place of γ there is the head closest to the positive."""
+        if heads.ndim == 2:  # a codebook with a hard rule
+            heads, kappa = heads.expand(len(own), -1, -1), kappa.expand(len(own), -1)
         hard = {
             "standard": routing.standard,
             "pos-multihead": routing.pos_multihead,
@@ -204,6 +213,14 @@ class TwoTower(nn.Module):
 
     # -------------------------------------------------------------------------------------------------- input
 
+    def _users(self, user: Tensor | np.ndarray | None, n: int) -> Tensor:
+        if user is None:
+            raise BachError("pi='table' has a free π_u per user of the data set: say who with user=")
+        user, known = torch.as_tensor(user, device=self.device), len(self.gate.logits)
+        if user.shape != (n,) or not bool(((user >= 0) & (user < known)).all()):
+            raise BachError(f"user should be {n} numbers 0 … {known - 1}, one per history; got {user.tolist()[:5]} …")
+        return user
+
     def _ids(self, ids: Tensor | np.ndarray) -> Tensor:
         ids = torch.as_tensor(ids, device=self.device)
         if ids.is_floating_point():
@@ -219,5 +236,12 @@ class TwoTower(nn.Module):
         if history.ndim != 2:
             raise BachError(f"a history is (B, n) item ids, a row per user; got shape {tuple(history.shape)}")
         history = history[:, -self.n_hist :]
+        if not history.shape[1]:  # nothing is known: as one place of padding
+            history = history.new_full((len(history), 1), -1)
         self._ids(torch.where(history == -1, 0, history))
+        gap = (history[:, :-1] >= 0) & (history[:, 1:] < 0)
+        if bool(gap.any()):
+            raise BachError(
+                f"padding (−1) belongs on the left of a history; row {int(gap.any(1).nonzero()[0])} has it after"
+            )
         return history.long()

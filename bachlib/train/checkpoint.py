@@ -3,7 +3,8 @@
 Weights, optimiser and running sums are tensors; position, history and best value are JSON in the file's header. It is
 safetensors, so nothing is unpickled, and is replaced in one rename: whoever reads finds the old state or the new one.
 There are no random states to keep: all that a step draws (windows, targets, negatives, dropout) is a function of
-(seed, epoch, step). A module of your own that draws from elsewhere than torch is outside of that.
+(seed, epoch, step). A module of your own that draws from elsewhere than torch is outside of that, and so is a GPU,
+whose sums come in no fixed order: there the way goes on from the same state but not to the same last bit.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> tupl
     for name, value in parts["optimizer"].items():
         key, of = name.split(".", 1)
         parameter = parameters[of]
-        optimizer.state[parameter][key] = value if key == "step" else value.to(parameter.device)
+        optimizer.state[parameter][key] = value.to(parameter.device)
     return parts["sums"], about
 
 

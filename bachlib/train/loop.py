@@ -6,11 +6,8 @@ from its last resume state to the same weights and history as one that was never
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +15,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from bachlib import BachError
+from bachlib import NotFinite
 from bachlib.data import Dataset, Windows
 from bachlib.data.dataset import Batch
 from bachlib.params import TrainParams, validated
 from bachlib.train import checkpoint
-from bachlib.train.parallel import Group, group
+from bachlib.train.guard import diverged, stopped_by_ctrl_c
+from bachlib.train.parallel import Group, chosen_device, group
 from bachlib.train.progress import Progress
 from bachlib.train.run import Run
 from bachlib.train.validation import average_precision, sample_users, target_ranks
@@ -42,7 +40,8 @@ def fit(
     """Train a model; returns the run, whose model has the weights with the best validation AUPRC.
 
     Called again with the same arguments it goes on where it stopped; a finished run is returned as it is. `epochs` and
-    `patience` may differ from the last time. `fresh=True` starts anew. Ctrl-C stops after the step and keeps all.
+    `patience` may differ from the last time. `fresh=True` starts anew from the weights the model has now. Ctrl-C stops
+    after the step and keeps all.
     """
     p = params if isinstance(params, TrainParams) else validated(TrainParams, params or {}, "training")
     device = chosen_device(p.device)
@@ -79,9 +78,10 @@ class _Training:
                 self.watch.load_state_dict(sums)
             self.windows.load_state_dict(about["windows"])
             self.rows, self.best, self.looks = about["rows"], about["best"], about["looks"]
-            if not self.done():
-                place = f"epoch {self.windows.epoch + 1} after {self.windows.step} steps"
-                self.progress.say(f"going on with {run.folder.name} in {place}")
+        team.same([*self.model.parameters(), *self.model.buffers()])
+        if self.state.exists() and not self.done():
+            place = f"epoch {self.windows.epoch + 1} after {self.windows.step} steps"
+            self.progress.say(f"going on with {run.folder.name} in {place}")
 
     # ---------------------------------------------------------------------------------------------- the loop
 
@@ -96,7 +96,7 @@ class _Training:
                 if self.epoch(stop):
                     return self.end("stopped")
             return self.end("finished")
-        except BachError:
+        except NotFinite:
             if self.team.first:
                 self.run.write(self.rows, status="diverged", best=self.best)
             raise
@@ -118,7 +118,7 @@ class _Training:
                 self.end_of_epoch(number)
             elif wants_stop or wants_save:
                 self.save()
-            if wants_stop:
+            if wants_stop and not self.done():
                 return True
         return False
 
@@ -136,16 +136,21 @@ class _Training:
             for x in (batch.user[mine], batch.history[mine], batch.positive[mine], np.concatenate([others, negatives]))
         )
         mixed = self.p.precision == "mixed" or (self.p.precision == "auto" and self.device.type == "cuda")
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=mixed):
-            seen = self.model.objective(history, positive, negatives, user)
-        self.watch.look(seen)
         self.optimizer.zero_grad()
-        seen.loss.backward()
+        seen, wrong, loss = None, "", torch.tensor(torch.nan)
+        try:
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=mixed):
+                seen = self.model.objective(history, positive, negatives, user)
+            self.watch.look(seen)
+            loss = seen.loss.detach()
+            seen.loss.backward()
+        except NotFinite as error:  # every process has to hear of it
+            wrong = str(error)
         save = self.team.first and time.monotonic() - self.saved >= self.p.checkpoint_seconds
-        loss, stops, saves = self.team.average(self.parameters, seen.loss.detach(), stop.is_set(), save)
+        loss, stops, saves = self.team.average(self.parameters, loss, stop.is_set(), save)
         gradients = [q.grad for q in self.parameters if q.grad is not None]
         if not (np.isfinite(loss) and torch.nn.utils.get_total_norm(gradients).isfinite()):
-            raise BachError(diverged(self.model, seen, loss, epoch, step, self.p, self.state))
+            raise NotFinite(diverged(self.model, seen, wrong, loss, epoch, step, self.p, self.state))
         self.optimizer.step()
         return stops > 0, saves > 0
 
@@ -156,8 +161,10 @@ class _Training:
             auprc = validation_auprc(self.model, self.dataset, self.p, self.team)
         row = self.log(number, self.windows.steps_per_epoch, auprc)
         better = auprc is not None and (self.best is None or auprc > self.best["auprc"])
-        if auprc is not None:
-            self.looks = 0 if better else self.looks + 1
+        if better:
+            self.looks = 0
+        elif number % self.p.valid_every == 0:  # a look that only the cap has asked for costs no patience
+            self.looks += 1
         if better:
             self.best = {"epoch": number, "auprc": auprc}
             self.write_weights("best")
@@ -187,6 +194,8 @@ class _Training:
 
     def save(self) -> None:
         self.join_sums()
+        if not all(bool(parameter.isfinite().all()) for parameter in self.parameters):
+            raise NotFinite(f"the weights are not finite any more; the last good state is kept in {self.state}")
         if self.team.first:
             about = {"windows": self.windows.state_dict(), "rows": self.rows, "best": self.best, "looks": self.looks}
             checkpoint.save(self.state, self.model, self.optimizer, self.watch.state_dict(), about)
@@ -224,49 +233,5 @@ def validation_auprc(model: nn.Module, dataset: Dataset, p: TrainParams, team: G
     users = sample_users(dataset, p.valid_users, p.seed)
     mine = users[team.rank :: team.size]
     found = average_precision(target_ranks(model, dataset, mine, "valid")).sum() if len(mine) else 0.0
-    return team.sum(torch.tensor(float(found), dtype=torch.float64)).item() / len(users)
-
-
-def chosen_device(name: str) -> torch.device:
-    if name == "cuda" and not torch.cuda.is_available():
-        raise BachError("device='cuda': torch sees no GPU here; device='auto' takes one where there is one")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
-
-
-def diverged(model: nn.Module, seen: Any, loss: float, epoch: int, step: int, p: TrainParams, state: Path) -> str:
-    """What went wrong in a step whose loss or gradient is not a finite number."""
-    terms = {name: value.item() for name, value in seen.terms.items()}
-    bad_terms = [f"{name} = {value}" for name, value in terms.items() if not np.isfinite(value)]
-    parameters = dict(model.named_parameters())
-    bad = [name for name, q in parameters.items() if q.grad is not None and not q.grad.isfinite().all()]
-    largest = sorted(parameters, key=lambda name: -parameters[name].detach().abs().nan_to_num(torch.inf).max())[:3]
-    low, high = seen.encoded.kappa.detach().aminmax()
-    return (
-        f"training diverged in epoch {epoch}, step {step}: loss = {loss}"
-        f"\n  terms: {', '.join(bad_terms) or 'all finite, ' + str({n: round(v, 4) for n, v in terms.items()})}"
-        f"\n  gradient not finite in: {', '.join(bad[:6]) or 'none'}{' …' if len(bad) > 6 else ''}"
-        f"\n  κ from {low.item():.4g} to {high.item():.4g}, learning rate {p.learning_rate:g}, largest parameters: "
-        + ", ".join(f"{name} (|max| {parameters[name].detach().abs().max():.4g})" for name in largest)
-        + f"\n  the last good state is kept in {state}; a smaller learning rate or a larger tau is what usually helps"
-    )
-
-
-@contextmanager
-def stopped_by_ctrl_c() -> Iterator[threading.Event]:
-    """An event that the first Ctrl-C sets, so that a step is never cut in half; the second one interrupts at once."""
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before = signal.getsignal(signal.SIGINT)
-
-    def on_interrupt(*_: Any) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-
-    signal.signal(signal.SIGINT, on_interrupt)
-    try:
-        yield stop
-    finally:
-        signal.signal(signal.SIGINT, before)
+    device = next(iter([*model.parameters(), *model.buffers()])).device
+    return team.sum(torch.tensor(float(found), dtype=torch.float64, device=device)).item() / len(users)

@@ -9,8 +9,9 @@ negatives would fall from B − 1 to B/2 − 1, and with them the difficulty of 
 
 from __future__ import annotations
 
+import atexit
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -49,6 +50,12 @@ class Group:
             parameter.grad = piece.view_as(parameter).to(parameter.dtype)
         return numbers.tolist()
 
+    def same(self, tensors: Iterable[Tensor]) -> None:
+        """Everybody gets the values of the first process."""
+        if self.size > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor.detach(), 0)
+
     def sum(self, value: Tensor) -> Tensor:
         if self.size > 1:
             dist.all_reduce(value)
@@ -67,17 +74,23 @@ class Group:
             dist.barrier()
 
 
+def chosen_device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise BachError("device='cuda': torch sees no GPU here; device='auto' takes one where there is one")
+    if name == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))  # torchrun: one GPU per process
+    torch.cuda.set_device(device)
+    return device
+
+
 @contextmanager
 def group(device: torch.device) -> Iterator[Group]:
     """The processes torchrun has started, or this one alone."""
     if int(os.environ.get("WORLD_SIZE", 1)) == 1:
         yield Group()
         return
-    ours = not dist.is_initialized()
-    if ours:
+    if not dist.is_initialized():
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    try:
-        yield Group(dist.get_rank(), dist.get_world_size())
-    finally:
-        if ours:
-            dist.destroy_process_group()
+        atexit.register(dist.destroy_process_group)  # once per program, however often it trains
+    yield Group(dist.get_rank(), dist.get_world_size())

@@ -72,8 +72,9 @@ class Run:
                 )
             return cls(folder, model, there)
         folder.mkdir(parents=True, exist_ok=True)
-        for name in ("resume.safetensors", "best.safetensors", "last.safetensors", "history.parquet"):
-            (folder / name).unlink(missing_ok=True)
+        old = ("resume.safetensors", "best.safetensors", "last.safetensors", "history.parquet", "metrics.json")
+        for path in [*(folder / name for name in old), *folder.glob(".*.partial")]:
+            path.unlink(missing_ok=True)
         write_text(folder / "environment.json", canonical_json(versions()))
         run = cls(folder, model, {"identity": identity, "status": "running", "best": None})
         run.write()
@@ -93,12 +94,12 @@ class Run:
             model = build(method, dataset, params.pop("k"), **params)
         if about["identity"]["data"]["content_hash"] != dataset.meta["content_hash"]:
             raise BachError(f"{folder} was trained on another data set than {dataset!r}")
-        if (folder / f"{weights}.safetensors").exists():
+        if any(True for _ in model.parameters()):
             load_weights(model, folder / f"{weights}.safetensors")
         return cls(folder, model.eval(), about)
 
     def measure(self, dataset: Dataset) -> dict[str, float]:
-        """Test numbers of the best weights, over all users; kept in metrics.json and shown."""
+        """Test numbers of the best weights, over up to 10,000 users; kept in metrics.json and shown."""
         ranks = target_ranks(self.model, dataset, sample_users(dataset, 10_000, 0), "test")
         found = {f"R@{at}": float(recall(ranks, at).mean()) for at in (10, 50, 100)}
         found["AUPRC"] = float(average_precision(ranks).mean())

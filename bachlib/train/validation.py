@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from bachlib import NotFinite
 from bachlib.data.dataset import Dataset, Split
 
 BLOCK = 1 << 22  # scores at a time
@@ -41,6 +42,8 @@ def target_ranks(
     for start in range(0, len(users), size):
         block = users[start : start + size]
         scores = model.score(dataset.history(block, split, model.n_hist), user=block, items=items).float()
+        if bool(scores.isnan().any()):  # a comparison with them is always false: every target would rank first
+            raise NotFinite("the scores of the model are not numbers: its weights have diverged")
         targets = torch.as_tensor(dataset.targets(block, split), device=scores.device)
         scores = scores.clone() if items is None else scores
         scores[earlier_items(dataset, block, split)] = -torch.inf
