@@ -261,7 +261,8 @@ rows = [{"method": name, "seed": seed, **summary(run)} for name, run in runs.ite
 for other in range(seed + 1, seed + seeds):
     rows += [{"method": name, "seed": other, **summary(train(name, other))} for name in names]
 table = pd.DataFrame(rows).set_index(["method", "seed"]).groupby("method", sort=False)
-table.mean().round(3) if seeds == 1 else table.agg(["mean", "min", "max"]).round(3).T.unstack()
+means = table.mean()
+means.round(3) if seeds == 1 else table.agg(["mean", "min", "max"]).round(3).T.unstack()
 
 # %% [markdown]
 # **What you should see, and what not.** BACH uses the most heads, covers the user's interests best, and has the best
@@ -360,15 +361,14 @@ assert all(torch.equal(value, whole[name]) for name, value in resumed.model.stat
 # </details>
 
 # %%
-first = table.mean()
 record(
     "04_train",
     {
         "users": dataset.n_users,
         "loss, p-bach": round(float(histories["p-bach"]["loss"].iloc[-1]), 3),
-        **{f"effective heads, {name}": round(float(first.loc[name, "effective heads"]), 2) for name in names},
-        **{f"overlap with π, {name}": round(float(first.loc[name, "overlap with π"]), 3) for name in names},
-        **{f"R@50, {name}": round(float(first.loc[name, "R@50"]), 4) for name in names},
+        **{f"effective heads, {name}": round(float(means.loc[name, "effective heads"]), 2) for name in names},
+        **{f"overlap with π, {name}": round(float(means.loc[name, "overlap with π"]), 3) for name in names},
+        **{f"R@50, {name}": round(float(means.loc[name, "R@50"]), 4) for name in names},
     },
 )
 
