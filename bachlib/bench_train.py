@@ -79,7 +79,7 @@ def _measure_memory(k: int, results: multiprocessing.Queue) -> None:
     dataset = data()
     step, _ = _steps(dataset, k)
     step()  # everything loaded, optimiser state and gradients in place
-    model = build("p-bach", dataset, k)
+    model = build("p-bach", dataset, k).train()
     history = torch.from_numpy(next(iter(Windows(dataset))).history)
     kept = {}
 

@@ -162,6 +162,30 @@ def test_stopped_by_ctrl_c_and_resumed(whole, world, tmp_path, capsys):
     same_run(resumed, whole)
 
 
+def test_interrupted_in_a_notebook(world, tmp_path):
+    """The stop button of a notebook: the cell ends by itself, says how to go on, and the kernel goes on."""
+    from jupyter_client.manager import start_new_kernel
+
+    manager, client = start_new_kernel(kernel_name="python3")
+    said: list[str] = []
+
+    def hear(message):
+        content = message["content"]
+        said.append(str(content.get("data", content.get("text", ""))))
+        if message["msg_type"] in ("display_data", "update_display_data") and "epoch 1/" in said[-1]:
+            manager.interrupt_kernel()
+
+    try:
+        code = fitting(world, {**QUICK, "epochs": 500, "valid_every": 1000}, tmp_path).replace("\nfit(", "\nrun = fit(")
+        reply = client.execute_interactive(code, output_hook=hear, timeout=100)
+        assert reply["content"]["status"] == "ok" and "stopped in epoch" in said[-1] and "to go on" in said[-1]
+        reply = client.execute_interactive("print(run.status)", output_hook=hear, timeout=20)
+        assert "stopped" in said[-1]
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+
+
 def test_killed_and_resumed(whole, world, tmp_path):
     """kill −9 in the middle of a step or of a write, several times; in the end nothing tells."""
     script = fitting(world, {**QUICK, "epochs": 3, "log_steps": 10}, tmp_path)

@@ -89,7 +89,8 @@ class _Training:
         return self.windows.epoch >= self.p.epochs or self.looks >= self.p.patience
 
     def go(self, stop: threading.Event) -> Run:
-        self.save()
+        if not self.done():
+            self.save()  # so that there is a good state from the first step on
         self.since, self.seen_windows = time.monotonic(), 0  # for the speed
         try:
             while not self.done():
