@@ -4,10 +4,13 @@ import os
 import tempfile
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 _scratch = tempfile.TemporaryDirectory(prefix="bach-tests-")
 os.environ["BACH_OUTPUT_DIR"] = _scratch.name
+hypothesis.settings.register_profile("same", derandomize=True)  # the same examples in every run
+hypothesis.settings.load_profile("same")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two test processes on two cores: more threads would only wait
 
 

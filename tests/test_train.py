@@ -170,10 +170,10 @@ def test_interrupted_in_a_notebook(world, tmp_path):
     said: list[str] = []
 
     def hear(message):
-        content = message["content"]
-        said.append(str(content.get("data", content.get("text", ""))))
-        if message["msg_type"] in ("display_data", "update_display_data") and "epoch 1/" in said[-1]:
-            manager.interrupt_kernel()
+        if message["msg_type"] in ("display_data", "update_display_data", "stream"):
+            said.append(str(message["content"].get("data", message["content"].get("text"))))
+            if "epoch 1/" in said[-1]:
+                manager.interrupt_kernel()
 
     try:
         code = fitting(world, {**QUICK, "epochs": 500, "valid_every": 1000}, tmp_path).replace("\nfit(", "\nrun = fit(")
