@@ -22,7 +22,7 @@
 # **You need** `02_elbo` for the terms and `00_tour` for the planted world. **CPU minutes:** one.
 #
 # The planted world has 16 interests and the embeddings here only 8 dimensions, so that one vector has no room for all
-# of a user's interests. Everything is small; the numbers over three seeds on a larger world are in the last table.
+# of a user's interests. Everything is small; the numbers over three seeds on a larger world are in the README.
 
 # %% tags=["parameters"]
 n_users = 700
