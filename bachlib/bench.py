@@ -240,6 +240,7 @@ BENCHES: dict[str, list[Callable[[], dict[str, Any]]]] = {
         lambda: import_module("bachlib.bench_train").bench_memory(),
         lambda: import_module("bachlib.bench_train").bench_epoch(),
     ],
+    "evaluate": [lambda: import_module("bachlib.bench_evaluate").bench_evaluate()],
 }
 
 

@@ -97,27 +97,62 @@ def train(
         list[str] | None, typer.Option("--set", help="any other parameter, e.g. --set epochs=20 --set cls_scale=0.1")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="run folder [default: outputs/runs/<method>-<data>-<hash>]")] = None,
+    strict: Annotated[float, typer.Option(help="share of users to leave cold: never trained on, only evaluated")] = 0.0,
     fresh: Annotated[bool, typer.Option(help="start anew instead of going on where a run has stopped")] = False,
 ) -> None:
     """Train a method; the same command again goes on where it stopped. With torchrun: on several processes."""
     from bachlib.data import Dataset
+    from bachlib.evaluate import evaluate
     from bachlib.model.methods import build
     from bachlib.train import fit
     from bachlib.train.run import split_params
 
     dataset = Dataset.load(data)
+    dataset = dataset.strict(strict) if strict else dataset
     model_params, train_params = split_params(set_ or [])
     model = build(method, dataset, k, seed=seed, **model_params)
     run = fit(model, dataset, {"seed": seed, **train_params}, out, fresh=fresh)
     if int(os.environ.get("RANK", 0)) == 0:
         if run.status == "finished":
-            run.measure(dataset)
+            result = evaluate(run, dataset)
+            result.save(run.folder)
+            typer.echo(result)
         typer.echo(f"{run}\n→ {run.folder}")
     if run.status == "stopped":
         raise typer.Exit(130)
 
 
-Bench = StrEnum("Bench", ["prepare", "sphere", "loss", "train"])
+@app.command()
+def evaluate(
+    runs: Annotated[list[Path], typer.Argument(help="run folders, e.g. outputs/runs/*")],
+    data: Annotated[
+        Path | None, typer.Option(help="the prepared data set [default: the run's, in outputs/data]")
+    ] = None,
+    split: Annotated[str, typer.Option(help="valid or test")] = "test",
+    baseline: Annotated[str, typer.Option(help="the row all others are compared with")] = "all-multihead",
+    slate: Annotated[int, typer.Option(help="also what the first so many items are like; 0: no")] = 0,
+    best_over_k: Annotated[bool, typer.Option(help="of several k, only the best by validation AUPRC")] = False,
+    latex: Annotated[bool, typer.Option(help="print the table as rows for LaTeX")] = False,
+) -> None:
+    """Rank the full catalogue for each run, keep the numbers in its folder, and print the paper's table of them."""
+    from bachlib.evaluate import evaluate as evaluate_run
+    from bachlib.evaluate.tables import table
+    from bachlib.train.run import Run, data_of
+
+    found = []
+    for folder in runs:
+        dataset = data_of(folder, data)
+        found.append(evaluate_run(Run.load(folder, dataset), dataset, split, slate=slate))
+        found[-1].save(folder)
+        typer.echo(found[-1])
+    if len(found) > 1:
+        if baseline not in {result.label for result in found}:
+            raise BachError(f"--baseline {baseline}: not among {', '.join(dict.fromkeys(r.label for r in found))}")
+        made = table(found, baseline, best_over_k=best_over_k)
+        typer.echo(f"\n{made.latex() if latex else made}\n\nrelative gain over {baseline}\n{made.gains.to_string()}")
+
+
+Bench = StrEnum("Bench", ["prepare", "sphere", "loss", "train", "evaluate"])
 
 
 @app.command()

@@ -47,12 +47,32 @@ def short_hash(value: Any) -> str:
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:8]
 
 
+def differences(a: Any, b: Any, in_a: str, in_b: str, name: str = "") -> list[str]:
+    """In which places two nested records differ, in words: "data.name is 'x' there and 'y' here"."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        keys = [*a, *(key for key in b if key not in a)]
+        parts = [differences(a.get(key), b.get(key), in_a, in_b, f"{name}.{key}".lstrip(".")) for key in keys]
+        return [line for part in parts for line in part]
+    return [] if a == b else [f"{name} is {a!r} {in_a} and {b!r} {in_b}"]
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a file atomically: readers see the old one or the new one, never half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_table(path: Path, table: Any) -> None:
+    """Write a pandas table as Parquet, atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        table.to_parquet(partial)
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)

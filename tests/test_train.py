@@ -327,7 +327,7 @@ def test_two_processes_take_the_step_of_one(world, tmp_path):
     gradients = [[x for n, x in state.items() if n.startswith("optimizer.exp_avg.")] for state in states]
     sizes = [torch.cat([x.flatten() for x in of]).norm().item() for of in gradients]
     assert sizes[1] == pytest.approx(sizes[0], rel=0.02)  # averaged, not summed: Adam itself would not care
-    assert "test: R@10" in done.stdout and done.stdout.count("epoch   1/1") == 1
+    assert "(test, 96 users): R@10" in done.stdout and done.stdout.count("epoch   1/1") == 1
 
 
 def test_a_program_may_train_twice_on_two_processes(world, tmp_path):

@@ -2,9 +2,14 @@
 
 import numpy as np
 import pytest
+import torch
+from torch.nn.functional import normalize
 
+from bachlib import NotFinite
+from bachlib.model import mixture
 from bachlib.model.methods import build
-from bachlib.train.validation import average_precision, recall, sample_users, target_ranks
+from bachlib.model.sphere import KERNELS
+from bachlib.train.validation import average_precision, plain_ranks, ranks, sample_users, target_ranks
 
 
 def test_ranks_are_those_of_a_sort(world):
@@ -38,9 +43,45 @@ def test_average_precision_is_scikit_learns(world):
     for row in ranks:
         relevant = np.isin(np.arange(1, 201), row)
         assert average_precision(row[None])[0] == pytest.approx(average_precision_score(relevant, -np.arange(200)))
-    assert recall(np.array([[1, 5, 60, 70]]), 50)[0] == 0.5
 
 
 def test_users_are_drawn_with_the_seed(world):
     assert (sample_users(world, 10, 1) == sample_users(world, 10, 1)).all()
     assert len(sample_users(world, 10**6, 1)) == world.n_users
+
+
+def test_fast_ranks_are_the_plain_ones_with_ties():
+    rng = torch.Generator().manual_seed(0)
+    scores = torch.randint(0, 8, (60, 200), generator=rng).float()
+    scores[torch.rand(60, 200, generator=rng) < 0.1] = -torch.inf  # excluded
+    targets = torch.stack([torch.randperm(200, generator=rng)[:10] for _ in range(60)])
+    np.testing.assert_array_equal(ranks(scores, targets), plain_ranks(scores, targets))
+
+
+@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+@pytest.mark.parametrize("kappa", [0.0, 14.0, 300.0, 30_000.0])
+def test_ranking_scores_rank_as_the_density_in_float64(kernel, kappa):
+    """Also where densities are too far apart for one scale, or all the same."""
+    rng = torch.Generator().manual_seed(1)
+    heads = normalize(torch.randn(30, 4, 16, generator=rng), dim=-1)
+    items = normalize(torch.randn(500, 16, generator=rng), dim=-1)
+    log_pi = torch.randn(30, 4, generator=rng).log_softmax(-1)
+    kappas = kappa * (0.5 + torch.rand(30, 4, generator=rng))
+    around = torch.stack([torch.randperm(500, generator=rng)[:10] for _ in range(30)])
+    found = mixture.ranking_scores(heads, items, log_pi, kappas, kernel, around)
+    exact = mixture.log_density(heads.double(), items.double(), log_pi.double(), kappas.double(), kernel)
+    if kappa == 0:
+        assert (found == found[:, :1]).all()
+        return
+    ours, theirs = plain_ranks(found, around), plain_ranks(exact, around)
+    assert (ours - theirs).abs().max() <= 1 and (ours != theirs).float().mean() < 0.02
+    own = found.gather(1, around)
+    assert (own > 0).all() == bool((found >= 0).all())  # densities, none of them lost; or logarithms
+
+
+def test_ranking_scores_of_what_is_no_number_are_refused():
+    heads, items = torch.full((2, 3, 8), torch.nan), normalize(torch.randn(20, 8), dim=-1)
+    with pytest.raises(NotFinite):
+        mixture.ranking_scores(
+            heads, items, torch.zeros(2, 3), torch.ones(2, 3), KERNELS["power-spherical"], torch.zeros(2, 1).long()
+        )

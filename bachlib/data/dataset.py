@@ -41,6 +41,8 @@ def windows_per_user(
 class Dataset:
     """What `prepare` made. `sequence(u)` are the item ids of user u in the order of time."""
 
+    cold: Int[np.ndarray, " U"] | None = None  # users nobody trains on; only `strict` has them
+
     def __init__(self, folder: Path, meta: dict[str, Any], sequences: np.ndarray, offsets: np.ndarray):
         self.folder, self.meta, self.sequences, self.offsets = folder, meta, sequences, offsets
 
@@ -56,6 +58,36 @@ class Dataset:
         if meta.get("format") != FORMAT:
             raise BachError(f"{folder} has format {meta.get('format')}, this version reads {FORMAT}; prepare it anew")
         return cls(folder, meta, *(np.load(folder / FILES[name], mmap_mode="r") for name in ("sequences", "offsets")))
+
+    def strict(self, share: float = 0.1, seed: int = 0) -> Dataset:
+        """The same data with that share of the users, drawn with `seed`, cold.
+
+        A cold user gives no training window and is in no PureSVD table, popularity count or validation AUPRC;
+        `evaluate` looks at the cold users only.
+        """
+        n = round(share * self.n_users)
+        if not 0 < n < self.n_users:
+            raise BachError(
+                f"share={share}: would leave {n} of {self.n_users} users cold; it should leave some of each"
+            )
+        drawn = np.sort(np.random.default_rng([seed, n]).choice(self.n_users, n, replace=False))
+        strict = {"share": share, "seed": seed}
+        meta = self.meta | {"content_hash": f"{self.meta['content_hash']}-cold-{n}-{seed}", "strict": strict}
+        view = Dataset(self.folder, meta, self.sequences, self.offsets)
+        view.cold = drawn
+        view.meta["counts"] = self.meta["counts"] | {"windows": int(windows_per_user(self.lengths)[view.warm].sum())}
+        return view
+
+    @cached_property
+    def warm(self) -> Int[np.ndarray, " U"]:
+        """Users that are trained on: all but the cold ones."""
+        return np.setdiff1d(np.arange(self.n_users), [] if self.cold is None else self.cold)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Dataset) and hash(self) == hash(other)
+
+    def __hash__(self) -> int:
+        return hash((self.folder, self.meta["content_hash"]))
 
     @property
     def n_users(self) -> int:
@@ -112,10 +144,15 @@ class Dataset:
         return self.sequences[at[:, None] + np.arange(N_VALID if split == "valid" else N_TEST)].astype(np.int64)
 
     def matrix(self, on: Literal["train", "all"] = "train") -> sparse.csr_matrix:
-        """The binary user–item matrix of the training prefixes, or of all liked interactions (n_users, n_items)."""
+        """The binary user–item matrix of the training prefixes, or of all liked interactions (n_users, n_items).
+
+        Rows of cold users are empty.
+        """
         if on not in ("train", "all"):
             raise BachError(f"on={on!r}: should be 'train' (training prefixes) or 'all' (the paper's literal text)")
         kept = self.lengths - (N_VALID + N_TEST if on == "train" else 0)
+        if self.cold is not None:
+            kept[self.cold] = 0
         place = np.arange(len(self.sequences)) - np.repeat(self.offsets[:-1], self.lengths)
         inside = place < np.repeat(kept, self.lengths)
         columns = np.asarray(self.sequences)[inside]
@@ -145,9 +182,9 @@ class Dataset:
         return held_out[split]
 
     def __repr__(self) -> str:
-        return (
-            f"Dataset({self.folder.name}: {self.n_users:,} users, {self.n_items:,} items, {self.n_windows:,} windows)"
-        )
+        cold = "" if self.cold is None else f" ({len(self.cold):,} cold)"
+        counts = f"{self.n_users:,} users{cold}, {self.n_items:,} items, {self.n_windows:,} windows"
+        return f"Dataset({self.folder.name}: {counts})"
 
 
 class Truth(NamedTuple):
@@ -183,6 +220,8 @@ class Windows:
                 raise BachError(f"{name} should be at least 1; got {value}")
         self.dataset, self.batch_size, self.seed, self.n_hist, self.n_next = dataset, batch_size, seed, n_hist, n_next
         self.counts = windows_per_user(dataset.lengths, n_hist, n_next)
+        if dataset.cold is not None:
+            self.counts[dataset.cold] = 0
         self.ends = np.cumsum(self.counts)
         self.epoch = self.step = 0
         if not len(self):

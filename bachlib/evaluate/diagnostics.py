@@ -1,4 +1,9 @@
-"""What the heads of a model do: how far apart they are, and whether they found what was planted.
+"""What the heads of a model do: who is used, how far apart they are, how sharp, whether π_u can be believed.
+
+`held_out` asks each head about the items a user went on to like. With the whole catalogue as candidates that gives the
+responsibilities γ (eq. 19), the KL gap of the bound (eq. 20) and the likelihood on data nobody trained on. A mixture
+whose π_u is right explains, over a user's items, with head r as often as π_u says (the fixed point of the M-step,
+eq. 22): that is what `calibration` looks at.
 
 In the planted world every item belongs to a known interest j. What a head stands for is what its softmax over the
 catalogue gives to each interest, p_r(j); what the model expects of a user is q_j = Σ_r π_r p_r(j), to be compared with
@@ -11,13 +16,19 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from bachlib import BachError
 from bachlib.data import Dataset
 from bachlib.data.dataset import Split
+from bachlib.model import mixture
 from bachlib.model.twotower import Encoded, TwoTower
+from bachlib.train.watch import effective_heads
+
+BLOCK = 1 << 23  # logits at a time
 
 
 @torch.no_grad()
@@ -35,6 +46,109 @@ def head_cosine(heads: Float[Tensor, "U k d"]) -> Float[Tensor, " U"]:
     """Mean cosine between two heads of a user: 1 if they are all the same, near 0 if they have nothing in common."""
     k = heads.shape[1]
     return (heads.sum(1).square().sum(-1) - k) / max(1, k * (k - 1))
+
+
+# --------------------------------------------------------------------------------------------- on held-out items
+
+
+class HeldOut(NamedTuple):
+    """What the heads say about m held-out items of each user."""
+
+    log_pi: Float[Tensor, "U k"]
+    cosine: Float[Tensor, "U m k"]
+    log_sigma: Float[Tensor, "U m k"] | None  # None for a method without a kernel
+    log_p: Float[Tensor, "U m k"]  # softmax over the whole catalogue
+
+    @property
+    def gamma(self) -> Float[Tensor, "U m k"]:
+        """Responsibilities (eq. 19); for a hard method, the head closest to the item takes all."""
+        if self.log_sigma is None:
+            return torch.nn.functional.one_hot(self.cosine.argmax(-1), self.cosine.shape[-1]).float()
+        return (self.log_pi[:, None] + self.log_sigma).softmax(-1)
+
+    @property
+    def gap(self) -> Float[Tensor, "U m"]:
+        """KL(γ ‖ γ_con) of each item (eq. 20), in nats."""
+        if self.log_sigma is None:
+            raise BachError("only the BACH methods have a bound, and so a gap")
+        log_pi = self.log_pi[:, None].expand_as(self.log_p)
+        return mixture.kl_gap(*(x.flatten(0, 1) for x in (log_pi, self.log_sigma, self.log_p))).view(log_pi.shape[:2])
+
+    @property
+    def log_likelihood(self) -> Float[Tensor, "U m"]:
+        """log Σ_r π_r p_r(item) (eq. 14)."""
+        return (self.log_pi[:, None] + self.log_p).logsumexp(-1)
+
+
+@torch.no_grad()
+def held_out(model: TwoTower, dataset: Dataset, users: Int[np.ndarray, " U"], split: Split = "test") -> HeldOut:
+    """Each head's view of the users' held-out items, with all items as candidates."""
+    encoded, items = encode_users(model, dataset, users, split), model.items()
+    targets = items[torch.as_tensor(dataset.targets(users, split), device=items.device)]  # (U, m, d)
+    t = targets @ encoded.heads.mT  # (U, m, k)
+    size = max(1, BLOCK // (model.k * len(items)))
+    log_z = torch.cat([(heads @ items.T / model.tau).logsumexp(-1) for heads in encoded.heads.split(size)])  # (U, k)
+    log_sigma = model.kernel.log_density(t, encoded.kappa[:, None], model.d) if model.kernel else None
+    return HeldOut(encoded.log_pi, t, log_sigma, t / model.tau - log_z[:, None])
+
+
+class Calibration(NamedTuple):
+    bins: pd.DataFrame  # predicted and realised mean, standard error of the latter, n
+    ece: float  # mean distance of predicted and realised over the bins, weighted by n
+
+
+def calibration(predicted: Float[np.ndarray, "U k"], realised: Float[np.ndarray, "U k"], bins: int = 10) -> Calibration:
+    """Reliability of predicted shares: in bins of what was predicted, what came true."""
+    predicted, realised = (np.asarray(x, float).ravel() for x in (predicted, realised))
+    if predicted.shape != realised.shape or not len(predicted) or predicted.min() < 0 or predicted.max() > 1 + 1e-6:
+        raise BachError("calibration wants shares between 0 and 1 and as many that came true")
+    which = np.minimum((predicted * bins).astype(int), bins - 1)
+    grouped = pd.DataFrame({"bin": which, "predicted": predicted, "realised": realised}).groupby("bin")
+    table = grouped.mean().assign(se=grouped["realised"].sem(), n=grouped.size()).reset_index(drop=True)
+    return Calibration(table, float(np.average((table["predicted"] - table["realised"]).abs(), weights=table["n"])))
+
+
+def pi_calibration(of: HeldOut, bins: int = 10) -> Calibration:
+    """π_u^(r) against the mean responsibility of head r over the user's held-out items."""
+    return calibration(of.log_pi.exp().cpu().numpy(), of.gamma.mean(1).cpu().numpy(), bins)
+
+
+# ------------------------------------------------------------------------------------------------- use and sharpness
+
+
+def collapse(history: pd.DataFrame) -> pd.DataFrame:
+    """Routing collapse over a training, from the history of a run: 0 where all heads are used alike, 1 where one is."""
+    k = len(history["usage"].iloc[0])
+    table = history[["epoch", "step", "effective_heads", "head_cosine"]].copy()
+    table["largest_share"] = [max(usage) for usage in history["usage"]]
+    table["collapse"] = [1 - (heads - 1) / (k - 1) if k > 1 else 0.0 for heads in history["effective_heads"]]
+    return table
+
+
+def kappa_bounds(kappa: Float[Tensor, "U k"]) -> dict[str, float]:
+    """Least, 1%, median, 99% and largest concentration over users and heads."""
+    at = np.quantile(kappa.double().cpu().numpy(), [0, 0.01, 0.5, 0.99, 1])
+    return dict(zip(["min", "1%", "median", "99%", "max"], at.tolist(), strict=True))
+
+
+def summary(model: TwoTower, dataset: Dataset, users: Int[np.ndarray, " U"], split: Split = "test") -> dict[str, float]:
+    """The diagnostics as one row: who is used on held-out items, how apart, how sharp, how calibrated."""
+    encoded, of = encode_users(model, dataset, users, split), held_out(model, dataset, users, split)
+    usage = of.gamma.mean((0, 1)).tolist()
+    row = {
+        "effective heads": effective_heads(usage),
+        "largest share": max(usage),
+        "head cosine": head_cosine(encoded.heads).mean().item(),
+        "log-likelihood": of.log_likelihood.mean().item(),
+    }
+    if model.kernel:
+        bounds = kappa_bounds(encoded.kappa)
+        row |= {"κ min": bounds["min"], "κ max": bounds["max"], "KL gap": of.gap.mean().item()}
+        row["ECE of π"] = pi_calibration(of).ece
+    return row
+
+
+# -------------------------------------------------------------------------------------------- the planted world
 
 
 @torch.no_grad()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -102,7 +101,7 @@ def build(
     own = {part: _known_as(module) for part, module in parts.items() if module is not None}
     config = {"method": name, "row": row._asdict(), "params": p.model_dump(), "own": own}
     if row.objective == "counts":
-        return MostPop(dataset, config)
+        return _built(MostPop(dataset, config), dataset)
     if row.kernel is None and p.kernel is not None:
         raise BachError(f"kernel={p.kernel!r}: {name} has no kernel, only the BACH methods do")
     with torch.random.fork_rng(devices=[]):
@@ -116,11 +115,17 @@ def build(
         encoder = encoder or ENCODERS[row.encoder](p, k)
         if row.kernel is not None and gate is None:
             gate = PiTable(dataset.n_users, k) if p.pi == "table" else Gate(cls_tower(p, 1), p.d, k)
-        return TwoTower(
+        model = TwoTower(
             encoder, item_tower, row.objective, k=k, tau=p.tau, gate=gate,
             kernel=row.kernel and (p.kernel or row.kernel), n_hist=p.n_hist, history=p.history,
             power=p.mind_power, config=config,
-        ).eval()  # fmt: skip
+        )  # fmt: skip
+        return _built(model, dataset)
+
+
+def _built(model: TwoTower | MostPop, dataset: Dataset) -> TwoTower | MostPop:
+    model.built_on = dataset.meta["content_hash"]  # so that cold users can be told from others
+    return model.eval()
 
 
 OBJECTIVES = ("counts", "standard", "pos-multihead", "all-multihead", "label-aware", "elbo")
@@ -135,13 +140,13 @@ def _known_as(module: nn.Module) -> str:
 
 
 def _table(dataset: Dataset, rank: int, svd_on: str) -> Tensor:
-    return torch.from_numpy(_svd_rows(dataset.folder, dataset.meta["content_hash"], rank, svd_on))
+    return torch.from_numpy(_svd_rows(dataset, rank, svd_on))
 
 
 @lru_cache(maxsize=4)
-def _svd_rows(folder: Path, content_hash: str, rank: int, svd_on: str) -> np.ndarray:
+def _svd_rows(dataset: Dataset, rank: int, svd_on: str) -> np.ndarray:
     """One decomposition for all methods of a process."""
-    return pure_svd(Dataset.load(folder), rank, svd_on).items
+    return pure_svd(dataset, rank, svd_on).items
 
 
 class MostPop(nn.Module):
@@ -158,6 +163,6 @@ class MostPop(nn.Module):
 
     encode = loss = objective = items
 
-    def score(self, history: Tensor, user: Tensor | None = None, items: Tensor | None = None) -> Tensor:
+    def score(self, history: Tensor, user: Any = None, items: Any = None, around: Any = None) -> Tensor:
         """(B, n_items): the counts, for everybody."""
         return self.counts.expand(len(history), -1)

@@ -133,12 +133,23 @@ class TwoTower(nn.Module):
     # ------------------------------------------------------------------------------------------------ serving
 
     @torch.no_grad()
-    def score(self, history: Int[Tensor, "B n"], user: Tensor | None = None, items: Tensor | None = None) -> Tensor:
-        """(B, n_items) serving scores over the catalogue; `items` if you have `model.items()` at hand."""
+    def score(
+        self,
+        history: Int[Tensor, "B n"],
+        user: Int[Tensor, " B"] | None = None,
+        items: Float[Tensor, "n_items d"] | None = None,
+        around: Int[Tensor, "B m"] | None = None,
+    ) -> Float[Tensor, "B n_items"]:
+        """Serving scores over the catalogue; `items` if you have `model.items()` at hand.
+
+        With `around` any numbers will do that rank these items among all as the scores would: cheaper for a mixture.
+        """
         history = self._checked(history)
         items = self.items() if items is None else items
         tokens = self._tokens(history, None if self.history == "frozen" else items)
         heads, log_pi, kappa = self._encode(tokens, history, user)
+        if self.kernel and around is not None:
+            return mixture.ranking_scores(heads, items, log_pi, kappa, self.kernel, self._ids(around))
         if self.kernel:  # mixture density (eq. 23)
             return mixture.scores(heads, items, log_pi, kappa, self.kernel)
         return torch.stack([heads[:, r] @ items.T for r in range(heads.shape[1])]).amax(0)  # max over heads (eq. 8)

@@ -10,9 +10,7 @@ environment.json       versions
 from __future__ import annotations
 
 import difflib
-import io
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +22,8 @@ from bachlib import BachError
 from bachlib.data import Dataset
 from bachlib.model.methods import Method, build
 from bachlib.params import ModelParams, TrainParams
-from bachlib.records import canonical_json, output_dir, short_hash, versions, write_text
+from bachlib.records import canonical_json, differences, output_dir, short_hash, versions, write_table, write_text
 from bachlib.train.checkpoint import load_weights
-from bachlib.train.validation import average_precision, recall, sample_users, target_ranks
 
 # how long or where one trains does not make it another run
 FREE = {"epochs", "patience", "device", "checkpoint_seconds"}
@@ -57,7 +54,8 @@ class Run:
         """The run of these parameters: a new folder, or one whose run is the same."""
         identity = {
             "model": model.config,
-            "data": {"name": dataset.folder.name, "content_hash": dataset.meta["content_hash"]},
+            "data": {"name": dataset.folder.name}
+            | {key: dataset.meta[key] for key in ("content_hash", "strict") if key in dataset.meta},
             "train": {name: value for name, value in params.model_dump().items() if name not in FREE},
         }
         if folder is None:
@@ -65,15 +63,15 @@ class Run:
             folder = output_dir("runs", name)
         if (folder / "run.json").exists() and not fresh:
             there = read_about(folder)
-            if different := _differences(there["identity"], identity):
+            if different := differences(there["identity"], identity, "there", "here"):
                 raise BachError(
                     f"{folder} holds another run: {'; '.join(different)}. "
                     "Choose another folder, or fresh=True to replace it"
                 )
             return cls(folder, model, there)
         folder.mkdir(parents=True, exist_ok=True)
-        old = ("resume.safetensors", "best.safetensors", "last.safetensors", "history.parquet", "metrics.json")
-        for path in [*(folder / name for name in old), *folder.glob(".*.partial")]:
+        old = ("resume.safetensors", "best.safetensors", "last.safetensors", "history.parquet")
+        for path in [*(folder / name for name in old), *folder.glob("evaluation-*"), *folder.glob(".*.partial")]:
             path.unlink(missing_ok=True)
         write_text(folder / "environment.json", canonical_json(versions()))
         run = cls(folder, model, {"identity": identity, "status": "running", "best": None})
@@ -98,28 +96,22 @@ class Run:
             load_weights(model, folder / f"{weights}.safetensors")
         return cls(folder, model.eval(), about)
 
-    def measure(self, dataset: Dataset) -> dict[str, float]:
-        """Test numbers of the best weights, over up to 10,000 users; kept in metrics.json and shown."""
-        ranks = target_ranks(self.model, dataset, sample_users(dataset, 10_000, 0), "test")
-        found = {f"R@{at}": float(recall(ranks, at).mean()) for at in (10, 50, 100)}
-        found["AUPRC"] = float(average_precision(ranks).mean())
-        write_text(self.folder / "metrics.json", canonical_json(found))
-        print("test: " + ", ".join(f"{name} {value:.4f}" for name, value in found.items()))
-        return found
-
     def write(self, rows: list[dict[str, Any]] | None = None, **about: Any) -> None:
         self.about |= about
         if rows:
-            table = io.BytesIO()
-            pd.DataFrame(rows).to_parquet(table)
-            partial = self.folder / f".history.{os.getpid()}.partial"
-            partial.write_bytes(table.getvalue())
-            os.replace(partial, self.folder / "history.parquet")
+            write_table(self.folder / "history.parquet", pd.DataFrame(rows))
         write_text(self.folder / "run.json", canonical_json(self.about))
 
     def __repr__(self) -> str:
         best = f", best AUPRC {self.best['auprc']:.4f} in epoch {self.best['epoch']}" if self.best else ""
         return f"Run({self.folder.name}: {self.status}{best})"
+
+
+def data_of(folder: Path, data: Path | None = None) -> Dataset:
+    """The data set a run was trained on: in outputs/data, or where `data` says; with its cold users, if it had any."""
+    told = read_about(folder)["identity"]["data"]
+    dataset = Dataset.load(data or output_dir("data", told["name"]))
+    return dataset.strict(**told["strict"]) if "strict" in told else dataset
 
 
 def split_params(settings: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -141,10 +133,3 @@ def read_about(folder: Path) -> dict[str, Any]:
     if not (folder / "run.json").exists():
         raise BachError(f"{folder} is not a run (it has no run.json)")
     return json.loads((folder / "run.json").read_text(encoding="utf-8"))
-
-
-def _differences(there: Any, here: Any, name: str = "") -> list[str]:
-    if isinstance(there, dict) and isinstance(here, dict):
-        keys = [*there, *(key for key in here if key not in there)]
-        return [d for key in keys for d in _differences(there.get(key), here.get(key), f"{name}.{key}".lstrip("."))]
-    return [] if there == here else [f"{name} is {there!r} there and {here!r} here"]

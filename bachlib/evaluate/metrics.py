@@ -1,0 +1,184 @@
+"""What a ranking is worth, per user (section 5, "Metrics"), and what a slate looks like. All vectorised over users.
+
+    of the held-out items    recall  ndcg  average_precision  hit_rate
+    of the slate itself      coverage  diversity  novelty  popularity_bias  interest_coverage
+
+`ranked` are item ids, best first: (n,) for one user or (U, n) for many, −1 where a list is shorter. `relevant` are ids:
+a list, set or array for one user, (U, m) or a list of lists for many, −1 pads. One user gives a number, many an array.
+Where the ranks of the relevant items are known (`evaluate` has them) no list is needed: see the `_of_ranks` functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from bachlib import BachError
+
+Ids = Iterable
+NEVER = np.iinfo(np.int64).max  # rank of a relevant item that is not in the list
+
+
+# --------------------------------------------------------------------------------------- of the held-out items
+
+
+def recall(ranked: Ids, relevant: Ids, k: int) -> float | Float[np.ndarray, " U"]:
+    """Recall@K: the share of the relevant items that are among the first K."""
+    return _per_user(recall_of_ranks, ranked, relevant, k)
+
+
+def ndcg(ranked: Ids, relevant: Ids, k: int) -> float | Float[np.ndarray, " U"]:
+    """NDCG@K with gain 1 and discount 1/log₂(1 + rank). The ideal has *all* relevant items first, found or not."""
+    return _per_user(ndcg_of_ranks, ranked, relevant, k)
+
+
+def average_precision(ranked: Ids, relevant: Ids, k: int | None = None) -> float | Float[np.ndarray, " U"]:
+    """AP over the whole list, divided by the number of relevant items; AP@K is divided by at most K.
+
+    Over a ranking of the full catalogue this is what the paper calls AUPRC.
+    """
+    return _per_user(average_precision_of_ranks, ranked, relevant, k)
+
+
+def hit_rate(ranked: Ids, relevant: Ids, k: int) -> float | Float[np.ndarray, " U"]:
+    """1 if at least one of the first K is relevant."""
+    return _per_user(hit_rate_of_ranks, ranked, relevant, k)
+
+
+def recall_of_ranks(ranks: Int[np.ndarray, "U m"], k: int) -> Float[np.ndarray, " U"]:
+    return ((ranks > 0) & (ranks <= k)).sum(1) / relevant_per_user(ranks)
+
+
+def ndcg_of_ranks(ranks: Int[np.ndarray, "U m"], k: int) -> Float[np.ndarray, " U"]:
+    discount = 1 / np.log2(1 + np.arange(1, k + 1))
+    ideal = np.cumsum(discount)[np.minimum(relevant_per_user(ranks), k) - 1]
+    gain = np.where((ranks > 0) & (ranks <= k), discount[np.clip(ranks, 1, k) - 1], 0.0)
+    return gain.sum(1) / ideal
+
+
+def average_precision_of_ranks(ranks: Int[np.ndarray, "U m"], k: int | None = None) -> Float[np.ndarray, " U"]:
+    relevant = relevant_per_user(ranks)
+    ordered = np.sort(np.where(ranks > 0, ranks, NEVER), axis=1)  # pads last
+    precision = np.where(ordered < NEVER, np.arange(1, ranks.shape[1] + 1) / ordered, 0.0)
+    if k is None:
+        return precision.sum(1) / relevant
+    return np.where(ordered <= k, precision, 0.0).sum(1) / np.minimum(relevant, k)
+
+
+def hit_rate_of_ranks(ranks: Int[np.ndarray, "U m"], k: int) -> Float[np.ndarray, " U"]:
+    return ((ranks > 0) & (ranks <= k)).any(1).astype(float)
+
+
+def relevant_per_user(ranks: Int[np.ndarray, "U m"]) -> Int[np.ndarray, " U"]:
+    """How many relevant items there are: a pad has rank 0."""
+    return (ranks > 0).sum(1)
+
+
+def ranks_of(ranked: Int[np.ndarray, "U n"], relevant: Int[np.ndarray, "U m"]) -> Int[np.ndarray, "U m"]:
+    """Rank (from 1) of each relevant item in its user's list; `NEVER` where it is not in it, 0 for a pad."""
+    order = np.argsort(ranked, axis=1, kind="stable")
+    by_id = np.take_along_axis(ranked, order, 1)
+    twice = (by_id[:, 1:] == by_id[:, :-1]) & (by_id[:, 1:] >= 0)
+    if twice.any():
+        row, place = np.argwhere(twice)[0]
+        raise BachError(f"ranked holds item {by_id[row, place]} twice (list {row}): a ranking names an item once")
+    found = np.empty(relevant.shape, np.int64)
+    for row, (ids, wanted) in enumerate(zip(by_id, relevant, strict=True)):
+        at = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
+        found[row] = np.where(ids[at] == wanted, order[row, at] + 1, NEVER)
+    return np.where(relevant < 0, 0, found)
+
+
+# ------------------------------------------------------------------------------------------------ of the slate
+
+
+def coverage(slates: Int[np.ndarray, "U K"], n_items: int) -> float:
+    """The share of the catalogue that is in at least one slate."""
+    return len(np.unique(_full(slates))) / n_items
+
+
+def diversity(slates: Int[np.ndarray, "U K"], features: Float[np.ndarray, "n_items f"]) -> Float[np.ndarray, " U"]:
+    """Intra-list diversity: 1 − the mean cosine between two items of the slate, in features of any kind."""
+    K = _full(slates).shape[1]
+    if K < 2:
+        raise BachError(f"a slate of {K} has no pair of items to compare")
+    length = np.linalg.norm(features, axis=1, keepdims=True)
+    unit = features / np.where(length > 0, length, 1)
+    own = (length[slates][..., 0] > 0).sum(1)  # cosines of the items with themselves
+    together = np.square(unit[slates].sum(1)).sum(1)
+    return 1 - (together - own) / (K * (K - 1))
+
+
+def novelty(slates: Int[np.ndarray, "U K"], popularity: Float[np.ndarray, " n_items"]) -> Float[np.ndarray, " U"]:
+    """Mean −log₂ of the share of users who know an item, in bits; `popularity` is that share.
+
+    An item nobody knows counts as known to half of the least share there is.
+    """
+    floor = popularity[popularity > 0].min() / 2
+    return -np.log2(np.maximum(popularity, floor))[_full(slates)].mean(1)
+
+
+def popularity_bias(
+    slates: Int[np.ndarray, "U K"], popularity: Float[np.ndarray, " n_items"], known: Int[np.ndarray, "U n"]
+) -> Float[np.ndarray, " U"]:
+    """How much more popular the slate is than what the user knows: mean / mean − 1. 0: as popular, 1: twice as."""
+    own = np.where(known >= 0, popularity[np.maximum(known, 0)], 0).sum(1) / (known >= 0).sum(1)
+    return popularity[_full(slates)].mean(1) / own - 1
+
+
+def interest_coverage(
+    slates: Int[np.ndarray, "U K"], labels: Float[np.ndarray, "n_items m"], wanted: Float[np.ndarray, "U m"]
+) -> Float[np.ndarray, " U"]:
+    """The share of a user's interests that the slate meets.
+
+    `labels` says which interests (genres) an item belongs to, `wanted` which ones the user has: true and false, or
+    weights such as a planted π_u, which then count by their size. NaN for a user who has none.
+    """
+    met = np.zeros(wanted.shape, bool)
+    for column in _full(slates).T:  # (U,) items at one place
+        met |= labels[column] > 0
+    total = wanted.sum(1)
+    with np.errstate(invalid="ignore"):
+        return (wanted * met).sum(1) / total
+
+
+# ------------------------------------------------------------------------------------------------------- input
+
+
+def _per_user(of_ranks, ranked: Ids, relevant: Ids, k: int | None) -> float | Float[np.ndarray, " U"]:
+    if k is not None and not (isinstance(k, int | np.integer) and k >= 1):
+        raise BachError(f"k should be a whole number ≥ 1; got {k!r}")
+    ranked, relevant = (np.asarray(x) if hasattr(x, "__array__") else list(x) for x in (ranked, relevant))
+    one = not (len(ranked) and np.ndim(ranked[0]))
+    lists, wanted = _lists([ranked] if one else ranked, "ranked"), _lists([relevant] if one else relevant, "relevant")
+    if len(lists) != len(wanted):
+        raise BachError(f"ranked has {len(lists)} lists and relevant {len(wanted)}: there should be one each per user")
+    if (nothing := ~(wanted >= 0).any(1)).any():
+        raise BachError(f"user {np.flatnonzero(nothing)[0]} has no relevant item: there is nothing to find")
+    again = np.sort(wanted, axis=1)
+    if ((again[:, 1:] == again[:, :-1]) & (again[:, 1:] >= 0)).any():
+        raise BachError("relevant names an item twice for a user")
+    found = of_ranks(ranks_of(lists, wanted), k)
+    return float(found[0]) if one else found
+
+
+def _lists(given: Ids, name: str) -> Int[np.ndarray, "U n"]:
+    """(U, n) ids, shorter lists filled with −1."""
+    if isinstance(given, np.ndarray) and given.ndim == 2 and np.issubdtype(given.dtype, np.integer):
+        return given
+    rows = [np.asarray(list(row)) for row in given]
+    if wrong := [row for row in rows if row.ndim != 1 or (len(row) and not np.issubdtype(row.dtype, np.integer))]:
+        raise BachError(f"{name} should hold item ids, whole numbers; got {wrong[0].ravel()[:3]} …")
+    filled = np.full((len(rows), max(1, *map(len, rows)) if rows else 1), -1, np.int64)
+    for row, ids in enumerate(rows):
+        filled[row, : len(ids)] = ids
+    return filled
+
+
+def _full(slates: Int[np.ndarray, "U K"]) -> Int[np.ndarray, "U K"]:
+    slates = np.asarray(slates)
+    if slates.ndim != 2 or not slates.size or slates.min() < 0:
+        raise BachError(f"slates should be (U, K) item ids without gaps; got shape {slates.shape}")
+    return slates

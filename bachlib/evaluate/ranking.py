@@ -1,0 +1,204 @@
+"""Evaluation over the full catalogue (section 5): every held-out item among all items but the user's earlier ones.
+
+Scores exist for a block of users at a time, and nothing is sorted: a held-out item's rank is how many items score
+higher, and Recall, NDCG and AP, also over the full ranking (the paper's AUPRC), follow from the ranks. `slate=K` also
+keeps the first K items of every user and says what these slates are like.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Int
+from torch import nn
+from tqdm.auto import tqdm
+
+from bachlib import BachError
+from bachlib.data.dataset import Dataset, Split
+from bachlib.evaluate import metrics
+from bachlib.model.towers import PiTable
+from bachlib.records import canonical_json, short_hash, write_table, write_text
+from bachlib.train.run import Run
+from bachlib.train.validation import Exclude, earlier_items, ranks, sample_users, score_blocks
+
+ACCURACY = {
+    "R@10": lambda r: metrics.recall_of_ranks(r, 10),
+    "R@50": lambda r: metrics.recall_of_ranks(r, 50),
+    "R@100": lambda r: metrics.recall_of_ranks(r, 100),
+    "NDCG@100": lambda r: metrics.ndcg_of_ranks(r, 100),
+    "AUPRC": lambda r: metrics.average_precision_of_ranks(r),
+    "AP@100": lambda r: metrics.average_precision_of_ranks(r, 100),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """A row per user, the means, and under which protocol they were taken."""
+
+    per_user: pd.DataFrame  # indexed by user; columns R@10 … AP@100, with slates also what they are like
+    means: dict[str, float]
+    ranks: Int[np.ndarray, "U 10"]  # of the held-out items in the order of time, from 1
+    protocol: dict[str, Any]  # data set, split, users, what was excluded: what two evaluations must share
+    about: dict[str, Any]  # method, k, seed, parameters of the model; of a run also its validation AUPRC
+    slates: Int[np.ndarray, "U K"] | None = None
+
+    @property
+    def label(self) -> str:
+        return self.about["method"]
+
+    def save(self, folder: str | Path) -> Path:
+        """Into evaluation-<split>.parquet and .json of a run folder; `Evaluation.load` has them back."""
+        stem = Path(folder) / f"evaluation-{self.protocol['split']}"
+        order = pd.DataFrame(self.ranks, self.per_user.index).add_prefix("rank_")
+        parts = [self.per_user, order]
+        if self.slates is not None:
+            parts.append(pd.DataFrame(self.slates, self.per_user.index).add_prefix("slate_"))
+        write_table(stem.with_suffix(".parquet"), pd.concat(parts, axis=1))
+        told = {"means": self.means, "protocol": self.protocol, "about": self.about}
+        write_text(stem.with_suffix(".json"), canonical_json(told))
+        return stem.with_suffix(".json")
+
+    @classmethod
+    def load(cls, folder: str | Path, split: Split = "test") -> Evaluation:
+        stem = Path(folder) / f"evaluation-{split}"
+        if not stem.with_suffix(".json").exists():
+            raise BachError(f"{folder} has not been evaluated on its {split} items: bach evaluate {folder} does it")
+        told = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
+        table = pd.read_parquet(stem.with_suffix(".parquet"))
+        order, slates = (table.filter(regex=f"^{part}_") for part in ("rank", "slate"))
+        per_user = table.drop(columns=[*order, *slates])
+        return cls(per_user, **told, ranks=order.to_numpy(), slates=slates.to_numpy() if len(slates.columns) else None)
+
+    def __repr__(self) -> str:
+        numbers = ", ".join(f"{name} {value:.4f}" for name, value in self.means.items())
+        return f"{self.label} ({self.protocol['split']}, {len(self.per_user):,} users): {numbers}"
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module | Run,
+    dataset: Dataset,
+    split: Split = "test",
+    *,
+    max_users: int = 10_000,
+    seed: int = 0,
+    exclude: Exclude = "earlier",
+    slate: int = 0,
+    quiet: bool = False,
+) -> Evaluation:
+    """Rank the whole catalogue for every user (at most `max_users`, drawn with `seed`) and measure.
+
+    `model` is any method of the table, or a `Run`, whose best weights are taken. On a `dataset.strict()` only its cold
+    users are looked at, and the model has to be one that was built on it. `slate=K` adds hit rate, diversity, novelty,
+    popularity bias, interest coverage and catalogue coverage of the first K items.
+    """
+    about = {}
+    if isinstance(model, Run):
+        about = {"run": model.folder.name, "train": model.about["identity"]["train"], "status": model.status}
+        about["valid_auprc"] = (model.best or {}).get("auprc")
+        model = model.model
+    _check_cold(model, dataset)
+    if not 0 <= slate <= dataset.n_items - int(dataset.lengths.max()) - 1:
+        raise BachError(f"slate={slate}: should be 0 (none) or at most what is left for every user")
+    users = sample_users(dataset, max_users, seed, cold=dataset.cold is not None)
+    found, slates = [], []
+    with tqdm(total=len(users), unit=" users", delay=2, leave=False, disable=True if quiet else None) as bar:
+        for block in score_blocks(model, dataset, users, split, exclude, only_targets=not slate):
+            found.append(ranks(block.scores, block.targets))
+            if slate:
+                slates.append(_first(block.scores, slate))
+            bar.update(len(block.users))
+    found = np.concatenate(found)
+    per_user = pd.DataFrame({name: of(found) for name, of in ACCURACY.items()}, pd.Index(users, name="user"))
+    protocol = {
+        "data": dataset.folder.name,
+        "content_hash": dataset.meta["content_hash"],
+        "split": split,
+        "users": {"n": len(users), "which": "cold" if dataset.cold is not None else "all", "hash": _hash(users)},
+        "exclude": exclude,
+        "ties": "by item number",
+        "candidates": "full catalogue",
+    }
+    means = {}
+    if slate:
+        slates = np.concatenate(slates)
+        per_user = per_user.join(slate_table(slates, found, dataset, users, split))
+        means[f"coverage@{slate}"] = metrics.coverage(slates, dataset.n_items)
+    means = {name: float(value) for name, value in per_user.mean().items()} | means
+    return Evaluation(per_user, means, found, protocol, _described(model) | about, slates if slate else None)
+
+
+def slate_table(
+    slates: Int[np.ndarray, "U K"], ranks: np.ndarray, dataset: Dataset, users: np.ndarray, split: Split
+) -> pd.DataFrame:
+    """What slates are like, a row per user. Diversity and interests are told by genres, where items have them.
+
+    A user's interests are the genres of his held-out items: what he went on to want.
+    """
+    K = slates.shape[1]
+    counts = np.asarray(dataset.matrix("train").sum(0))[0]
+    popularity = counts / len(dataset.warm)
+    rows, items = earlier_items(dataset, users, split)
+    known = np.full((len(users), int(np.bincount(rows).max())), -1)
+    known[rows, np.arange(len(rows)) - np.searchsorted(rows, rows)] = items
+    table = {
+        f"HR@{K}": metrics.hit_rate_of_ranks(ranks, K),
+        f"novelty@{K}": metrics.novelty(slates, popularity),
+        f"popularity bias@{K}": metrics.popularity_bias(slates, popularity, known),
+    }
+    genres = genre_matrix(dataset)
+    if genres.shape[1]:
+        if K > 1:
+            table[f"diversity@{K}"] = metrics.diversity(slates, genres)
+        wanted = genres[dataset.targets(users, split)].max(1)
+        table[f"interests@{K}"] = metrics.interest_coverage(slates, genres, wanted)
+    return pd.DataFrame(table, pd.Index(users, name="user"))
+
+
+def genre_matrix(dataset: Dataset) -> np.ndarray:
+    """(n_items, m) which genres an item has, 0 or 1; m = 0 where nobody said."""
+    lists = dataset.items["genres"] if "genres" in dataset.items else pd.Series([[]] * dataset.n_items)
+    exploded = lists.explode().dropna()
+    codes, names = pd.factorize(exploded, sort=True)
+    matrix = np.zeros((dataset.n_items, len(names)), np.float32)
+    matrix[exploded.index.to_numpy(), codes] = 1
+    return matrix
+
+
+def _first(scores: torch.Tensor, k: int) -> Int[np.ndarray, "B k"]:
+    """The first k items, best first, equal scores by number."""
+    top, kept = scores.topk(k + 1, dim=1)
+    if bool((top[:, k - 1] == top[:, k]).any()):  # a tie across the edge, of which topk takes any
+        return scores.sort(dim=1, descending=True, stable=True).indices[:, :k].cpu().numpy()
+    kept = kept[:, :k].sort(1).values
+    order = scores.gather(1, kept).sort(dim=1, descending=True, stable=True).indices
+    return kept.gather(1, order).cpu().numpy()
+
+
+def _check_cold(model: nn.Module, dataset: Dataset) -> None:
+    if dataset.cold is None:
+        return
+    if getattr(model, "built_on", None) != dataset.meta["content_hash"]:
+        raise BachError(
+            f"the model was built on other data than {dataset!r}: it may have seen the users that should be cold. "
+            "Build and train it on dataset.strict()"
+        )
+    if isinstance(getattr(model, "gate", None), PiTable):
+        raise BachError("pi='table' has no row that was trained for a cold user; take pi='gate'")
+
+
+def _described(model: nn.Module) -> dict[str, Any]:
+    config = getattr(model, "config", None) or {}
+    params = config.get("params", {})
+    return {"method": config.get("method", type(model).__name__), "k": getattr(model, "k", None),
+            "seed": params.get("seed"), "model": params}  # fmt: skip
+
+
+def _hash(users: np.ndarray) -> str:
+    return short_hash(users.tolist())

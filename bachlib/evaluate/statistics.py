@@ -1,0 +1,106 @@
+"""Many seeds × many users: intervals, tests, and the paper's table with both.
+
+Two things vary: the users we happened to evaluate, and the seed a model was trained with. `paired_bootstrap` draws both
+anew, the same users for both methods; its intervals are for "another sample of users and another training". The
+permutation test swaps the two methods' results user by user: its p is for "these trained models on other users". With
+one seed the first is as narrow as the second, and says nothing about another training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from bachlib import BachError
+
+Values = Float[np.ndarray, "S U"]  # a row per seed, a column per user; (U,) is one seed
+BATCH = 200  # draws at a time
+
+
+class Interval(NamedTuple):
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.4f} [{self.low:.4f}, {self.high:.4f}]"
+
+
+class Comparison(NamedTuple):
+    difference: Interval  # mean a − mean b
+    gain: Interval  # mean a / mean b − 1
+
+
+def draws(
+    values: Sequence[Values], n: int = 2_000, seed: int = 0, seeds: Sequence[object] | None = None
+) -> Float[np.ndarray, "n M"]:
+    """`n` means of each of M methods over redrawn users and redrawn seeds.
+
+    The users are the same for all methods in a draw. So are the seeds of methods that have the same `seeds`; those of
+    others are drawn on their own.
+    """
+    values = [np.atleast_2d(np.asarray(v, float)) for v in values]
+    if len({v.shape[1] for v in values}) > 1:
+        raise BachError(f"paired values should be of the same users; got {[v.shape[1] for v in values]} of them")
+    n_users, rng = values[0].shape[1], np.random.default_rng(seed)
+    stacked = np.concatenate(values)  # (M·S, U)
+    means = np.empty((n, len(stacked)))
+    for start in range(0, n, BATCH):
+        picked = rng.integers(n_users, size=(min(BATCH, n - start), n_users))
+        times = np.stack([np.bincount(row, minlength=n_users) for row in picked])  # how often a user is drawn
+        means[start : start + BATCH] = times @ stacked.T / n_users
+    seeds = list(seeds) if seeds is not None else [len(v) for v in values]
+    out, start, drawn = np.empty((n, len(values))), 0, {}
+    for m, v in enumerate(values):
+        if (seeds[m], len(v)) not in drawn:
+            drawn[seeds[m], len(v)] = rng.integers(len(v), size=(n, len(v)))
+        out[:, m] = np.take_along_axis(means[:, start : start + len(v)], drawn[seeds[m], len(v)], 1).mean(1)
+        start += len(v)
+    return out
+
+
+def interval(value: float, drawn: Float[np.ndarray, " n"], level: float = 0.95) -> Interval:
+    """Percentile interval."""
+    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(float(value), float(low), float(high))
+
+
+def paired_bootstrap(a: Values, b: Values, n: int = 2_000, seed: int = 0, level: float = 0.95) -> Comparison:
+    """a against b, of the same users: difference and relative gain of the means with their intervals."""
+    mean_a, mean_b = float(np.mean(a)), float(np.mean(b))
+    of_a, of_b = draws([a, b], n, seed).T
+    with np.errstate(divide="ignore", invalid="ignore"):
+        gain = interval(np.float64(mean_a) / mean_b - 1, of_a / of_b - 1, level)
+    return Comparison(interval(mean_a - mean_b, of_a - of_b, level), gain)
+
+
+def permutation_test(a: Values, b: Values, n: int = 10_000, seed: int = 0) -> float:
+    """Two-sided p of "the two are interchangeable for every user"; seeds are averaged first."""
+    a, b = (np.atleast_2d(np.asarray(x, float)).mean(0) for x in (a, b))
+    return float(sign_flips((a - b)[None], n, seed)[0])
+
+
+def sign_flips(differences: Float[np.ndarray, "T U"], n: int = 10_000, seed: int = 0) -> Float[np.ndarray, " T"]:
+    """p of T paired tests at once: how often random signs bring the sum of the differences as far from 0 as it is.
+
+    The signs as they are count as one of the n + 1 draws, so p is never 0.
+    """
+    rng, seen = np.random.default_rng(seed), np.abs(differences.sum(1)) * (1 - 1e-12)
+    beyond = np.zeros(len(differences), int)
+    for start in range(0, n, BATCH):
+        signs = rng.integers(0, 2, (min(BATCH, n - start), differences.shape[1]), dtype=np.int8) * 2.0 - 1
+        beyond += (np.abs(signs @ differences.T) >= seen).sum(0)
+    return (1 + beyond) / (n + 1)
+
+
+def holm(p: Sequence[float]) -> Float[np.ndarray, " m"]:
+    """Holm's step-down correction: reject where it is ≤ α; a true one is among those with probability ≤ α."""
+    p = np.asarray(p, float)
+    order = np.argsort(p)
+    stepped = p[order] * np.arange(len(p), 0, -1)
+    corrected = np.empty(len(p))
+    corrected[order] = np.minimum(np.maximum.accumulate(stepped), 1.0)
+    return corrected

@@ -1,0 +1,224 @@
+"""The paper's table from a set of evaluations: best in bold, intervals, and who differs from a chosen baseline.
+
+    table([Evaluation, …] or run folders, baseline="all-multihead")
+
+Evaluations of the same method and parameters with different seeds are one row. Means carry a bootstrap interval over
+users and seeds; gains over the baseline are paired by user; p-values are Holm-corrected over all cells of the table.
+Only what was measured in the same way is compared: another data set, split, set of users or rule is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from bachlib import BachError
+from bachlib.evaluate.paper import MAIN
+from bachlib.evaluate.ranking import Evaluation
+from bachlib.evaluate.statistics import draws, holm, interval, sign_flips
+from bachlib.model.methods import METHODS
+from bachlib.records import canonical_json, differences
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """`numbers` has a row per method and metric; shown, it is the paper's table."""
+
+    numbers: pd.DataFrame  # method, metric, seeds, mean, low, high, gain, gain_low, gain_high, difference, p, p_holm
+    baseline: str
+    protocol: dict[str, Any]
+    level: float = 0.95
+
+    @property
+    def means(self) -> pd.DataFrame:
+        """Methods × metrics."""
+        return self._wide("mean")
+
+    @property
+    def gains(self) -> pd.DataFrame:
+        """Relative gain over the baseline as "+3.1% [+1.0, +5.2]", with * where Holm's p is below 1 − level."""
+        cells = self.numbers.assign(
+            text=[
+                "" if row.method == self.baseline
+                else f"{100 * row.gain:+.1f}% [{100 * row.gain_low:+.1f}, {100 * row.gain_high:+.1f}]{self._mark(row)}"
+                for row in self.numbers.itertuples()
+            ]
+        )  # fmt: skip
+        return self._wide("text", cells).drop(index=self.baseline)
+
+    def cells(self, bold: tuple[str, str] = ("**", "**"), digits: int = 4) -> pd.DataFrame:
+        """The table as text: mean, half the width of its interval, ▲ or ▼ where it differs from the baseline."""
+        best = self.means.round(digits).max()
+        cells = self.numbers.assign(
+            text=[self._cell(row, bold if round(row.mean, digits) == best[row.metric] else ("", ""), digits)
+                  for row in self.numbers.itertuples()]
+        )  # fmt: skip
+        return self._wide("text", cells)
+
+    def markdown(self) -> str:
+        return _rows(self.cells(), "| ", " | ", " |", "| " + " | ".join(["---"] * (1 + len(self.means.columns))) + " |")
+
+    def latex(self) -> str:
+        """Rows for a booktabs tabular."""
+        cells = self.cells(("\\textbf{", "}"))
+        for plain, tex in {"±": "$\\pm$", "▲": "$^{\\ast}$", "▼": "$^{\\dagger}$"}.items():
+            cells = cells.map(lambda text, a=plain, b=tex: text.replace(a, b))
+        return _rows(cells, "", " & ", " \\\\", "\\midrule")
+
+    def _repr_html_(self) -> str:
+        cells = self.cells(("<b>", "</b>"))
+        head = "".join(f"<th>{escape(name)}</th>" for name in ["method", *cells.columns])
+        body = "".join(
+            f"<tr><td>{escape(str(name))}</td>{''.join(f'<td>{text}</td>' for text in row)}</tr>"
+            for name, row in zip(cells.index, cells.to_numpy(), strict=True)
+        )
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><p><small>{self.caption}</small></p>"
+
+    @property
+    def caption(self) -> str:
+        users, n_seeds = self.protocol["users"], sorted(set(self.numbers["seeds"]))
+        seeds = f"{' or '.join(map(str, n_seeds))} seed{'' if n_seeds == [1] else 's'}"
+        who = f"{users['n']:,} {'cold ' if users['which'] == 'cold' else ''}users, {seeds}"
+        return (
+            f"{self.protocol['data']}, {self.protocol['split']} split, {who}. Bold: best. ±: half of the "
+            f"{self.level:.0%} interval over users and seeds. ▲▼: differs from {self.baseline} (paired permutation "
+            f"test over users, Holm-corrected over the table, p < {1 - self.level:.2g})."
+            + (" One seed: of another training nothing is said." if 1 in n_seeds else "")
+        )
+
+    def __repr__(self) -> str:
+        return f"{self.cells(('*', '')).to_string()}\n{self.caption}"
+
+    def _cell(self, row: Any, bold: tuple[str, str], digits: int) -> str:
+        number = f"{bold[0]}{row.mean:.{digits}f}{bold[1]}"
+        return f"{number} ±{(row.high - row.low) / 2:.{digits}f}{self._mark(row, '▲', '▼')}"
+
+    def _mark(self, row: Any, up: str = "*", down: str = "*") -> str:
+        return "" if not row.p_holm < 1 - self.level else up if row.difference > 0 else down
+
+    def _wide(self, column: str, numbers: pd.DataFrame | None = None) -> pd.DataFrame:
+        numbers = self.numbers if numbers is None else numbers
+        wide = numbers.pivot(index="method", columns="metric", values=column)
+        return wide.loc[numbers["method"].unique(), numbers["metric"].unique()].rename_axis(columns=None)
+
+
+def table(
+    evaluations: Sequence[Evaluation | str | Path],
+    baseline: str = "all-multihead",
+    metrics: Sequence[str] = tuple(MAIN),
+    *,
+    best_over_k: bool = False,
+    n_draws: int = 2_000,
+    seed: int = 0,
+    level: float = 0.95,
+) -> Table:
+    """The paper's table of these evaluations (run folders are looked up), against `baseline`, a row of it.
+
+    `best_over_k` keeps for each method the k with the best *validation* AUPRC, as the paper's main tables do.
+    """
+    found = [e if isinstance(e, Evaluation) else Evaluation.load(e) for e in evaluations]
+    if not found:
+        raise BachError("there is nothing to compare: give evaluations or folders of evaluated runs")
+    check_comparable(found)
+    for e in found:
+        if missing := [name for name in metrics if name not in e.per_user]:
+            raise BachError(f"{e.label} has no {', '.join(missing)}; it has {', '.join(e.per_user)}")
+    groups = _grouped(_best_over_k(found) if best_over_k else found)
+    if baseline not in groups:
+        raise BachError(f"baseline={baseline!r} is not among the rows: {', '.join(groups)}")
+    values = {
+        (name, metric): np.stack([e.per_user[metric].to_numpy() for e in group])
+        for name, group in groups.items()
+        for metric in metrics
+    }
+    seeds = [tuple(map(_seed, groups[name])) for name, _ in values]
+    drawn = dict(zip(values, draws(list(values.values()), n_draws, seed, seeds).T, strict=True))
+    rows = []
+    for (name, metric), value in values.items():
+        mean, base = value.mean(), values[baseline, metric].mean()
+        with np.errstate(divide="ignore", invalid="ignore"):
+            gain = interval(mean / base - 1, drawn[name, metric] / drawn[baseline, metric] - 1, level)
+        whole = interval(mean, drawn[name, metric], level)
+        rows.append([name, metric, len(value), *whole, *gain, mean - base])
+    names = "method metric seeds mean low high gain gain_low gain_high difference".split()
+    numbers = pd.DataFrame(rows, columns=names)
+    others = [key for key in values if key[0] != baseline]
+    numbers["p"] = numbers["p_holm"] = np.nan
+    if others:
+        p = sign_flips(np.stack([values[key].mean(0) - values[baseline, key[1]].mean(0) for key in others]), seed=seed)
+        apart = (numbers["method"] != baseline).to_numpy()
+        numbers.loc[apart, "p"], numbers.loc[apart, "p_holm"] = p, holm(p)
+    return Table(numbers, baseline, found[0].protocol, level)
+
+
+def check_comparable(evaluations: Sequence[Evaluation]) -> None:
+    """Refuse to compare what was not measured in the same way, and say how it differs."""
+    first = evaluations[0]
+    for other in evaluations[1:]:
+        same_data = first.protocol["content_hash"] == other.protocol["content_hash"]
+        a, b = (
+            {key: value for key, value in e.protocol.items() if not (same_data and key == "data")}
+            for e in (first, other)
+        )
+        if found := differences(a, b, f"for {first.label}", f"for {other.label}"):
+            raise BachError("these cannot be compared: " + "; ".join(found) + ". Evaluate them in the same way")
+
+
+def _grouped(evaluations: Sequence[Evaluation]) -> dict[str, list[Evaluation]]:
+    """Seeds of one method together, methods in the order of the paper; what else differs becomes part of the name."""
+    groups: dict[str, list[Evaluation]] = {}
+    for e in evaluations:
+        groups.setdefault(canonical_json([e.label, _settings(e)]), []).append(e)
+    named = {}
+    for group in groups.values():
+        method = group[0].label
+        rivals = [other[0] for other in groups.values() if other[0].label == method]
+        keys = dict.fromkeys(key for e in rivals for key in _settings(e))
+        apart = [key for key in keys if len({repr(_settings(e).get(key)) for e in rivals}) > 1]
+        name = method + (f" ({', '.join(f'{k} = {_settings(group[0]).get(k)}' for k in apart)})" if apart else "")
+        if len({_seed(e) for e in group}) < len(group):
+            raise BachError(f"{name}: seed {_seed(group[0])} is there twice; one evaluation per seed")
+        named[name] = sorted(group, key=lambda e: repr(_seed(e)))
+    order = list(METHODS)
+    place = {
+        name: order.index(group[0].label) if group[0].label in order else len(order) for name, group in named.items()
+    }
+    return dict(sorted(named.items(), key=lambda item: place[item[0]]))
+
+
+def _best_over_k(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+    by_method: dict[str, dict[Any, list[Evaluation]]] = {}
+    for e in evaluations:
+        by_method.setdefault(e.label, {}).setdefault(e.about.get("k"), []).append(e)
+    kept = []
+    for method, by_k in by_method.items():
+        looks = {k: [e.about.get("valid_auprc") for e in group] for k, group in by_k.items()}
+        if len(by_k) > 1 and any(look is None for group in looks.values() for look in group):
+            raise BachError(f"{method} has several k, and validation decides which is best: evaluate runs, not models")
+        kept += by_k[max(by_k, key=lambda k: np.mean(looks[k]))] if len(by_k) > 1 else next(iter(by_k.values()))
+    return kept
+
+
+def _settings(e: Evaluation) -> dict[str, Any]:
+    """All parameters but the seeds."""
+    both = {**e.about.get("model", {}), **e.about.get("train", {})}
+    return {key: value for key, value in both.items() if key != "seed"}
+
+
+def _seed(e: Evaluation) -> tuple[Any, Any]:
+    return e.about.get("seed"), e.about.get("train", {}).get("seed")
+
+
+def _rows(cells: pd.DataFrame, start: str, between: str, end: str, rule: str) -> str:
+    lines = [
+        ["method", *cells.columns],
+        *([name, *row] for name, row in zip(cells.index, cells.to_numpy(), strict=True)),
+    ]
+    lines = [start + between.join(map(str, line)) + end for line in lines]
+    return "\n".join([lines[0], rule, *lines[1:]])

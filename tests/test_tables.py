@@ -1,0 +1,170 @@
+"""The paper's table from evaluations: rows, bold, marks, and what it refuses; the paper's own numbers beside it."""
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from bachlib import BachError
+from bachlib.evaluate import Evaluation, evaluate, paper
+from bachlib.evaluate.statistics import holm, paired_bootstrap, permutation_test
+from bachlib.evaluate.tables import table
+from bachlib.model.methods import METHODS, build
+
+PROTOCOL = {
+    "data": "toy", "content_hash": "a1", "split": "test", "users": {"n": 300, "which": "all", "hash": "h"},
+    "exclude": "earlier", "ties": "by item number", "candidates": "full catalogue",
+}  # fmt: skip
+
+
+def made(method: str, lift: float = 0.0, seed: int = 0, k: int = 8, **about) -> Evaluation:
+    """An evaluation by hand: users differ, methods by `lift`."""
+    users = np.random.default_rng(0).random(300)
+    noise = np.random.default_rng([seed, len(method)]).normal(0, 0.02, 300)
+    per_user = pd.DataFrame({"R@10": users * (1 + lift) + noise, "AUPRC": users / 3 * (1 + lift)})
+    told = {"method": method, "k": k, "seed": seed, "model": {"k": k, "seed": seed, "d": 64}, **about}
+    return Evaluation(per_user, dict(per_user.mean()), np.ones((300, 10), int), PROTOCOL, told)
+
+
+METRICS = ["R@10", "AUPRC"]
+
+
+def test_rows_seeds_and_order_of_the_paper():
+    found = table([made(m, seed=s) for m in ("v-bach", "mostpop", "all-multihead") for s in (0, 1, 2)], metrics=METRICS)
+    assert list(found.means.index) == ["mostpop", "all-multihead", "v-bach"] and list(found.means) == METRICS
+    assert set(found.numbers["seeds"]) == {3} and "3 seeds" in found.caption and "One seed" not in found.caption
+    assert "One seed" in table([made("all-multihead")], metrics=METRICS).caption
+
+
+def test_numbers_are_those_of_the_statistics():
+    ours, base = ([made(m, lift, s) for s in (0, 1)] for m, lift in (("p-bach", 0.05), ("all-multihead", 0.0)))
+    found = table([*base, *ours], metrics=METRICS).numbers.set_index(["method", "metric"])
+    a, b = (np.stack([e.per_user["R@10"] for e in group]) for group in (ours, base))
+    line, alone = found.loc[("p-bach", "R@10")], paired_bootstrap(a, b)
+    assert line["mean"] == pytest.approx(a.mean()) and line["gain"] == pytest.approx(alone.gain.value)
+    assert (line["gain_low"], line["gain_high"]) == pytest.approx((alone.gain.low, alone.gain.high), abs=2e-3)
+    assert line["p"] == pytest.approx(permutation_test(a, b), abs=1e-3)
+    others = found.loc["p-bach"]
+    np.testing.assert_allclose(others["p_holm"], holm(others["p"]))
+    assert found.loc["all-multihead"]["p"].isna().all()
+
+
+def test_best_is_bold_and_difference_is_marked():
+    found = table(
+        [made("all-multihead"), made("p-bach", 0.1), made("mind", -0.2), made("sasrec", 1e-6)], metrics=METRICS
+    )
+    cells = found.cells()
+    assert cells.loc["p-bach", "AUPRC"].startswith("**") and cells.loc["p-bach", "AUPRC"].endswith("▲")
+    assert cells.loc["mind", "AUPRC"].endswith("▼") and cells.loc["all-multihead", "AUPRC"][-1].isdigit()
+    assert sum(text.startswith("**") for text in cells["AUPRC"]) == 1
+    assert "+10.0%" in found.gains.loc["p-bach", "AUPRC"] and "all-multihead" not in found.gains.index
+    assert "<b>" in found._repr_html_() and "±" in found._repr_html_()
+    assert found.markdown().splitlines()[1].count("---") == 3 and "\\textbf{" in found.latex()
+    assert "▲" not in found.latex() and "±" not in found.latex()
+
+
+def test_what_else_differs_becomes_part_of_the_name():
+    wider = made("p-bach")
+    wider.about["model"]["d"] = 128
+    found = table([made("all-multihead"), made("p-bach"), wider, made("p-bach", k=16)], metrics=METRICS)
+    assert list(found.means.index)[1:] == [
+        "p-bach (k = 8, d = 64)",
+        "p-bach (k = 8, d = 128)",
+        "p-bach (k = 16, d = 64)",
+    ]
+    trained = made("p-bach", train={"seed": 0, "learning_rate": 0.1}), made("p-bach", train={"learning_rate": 0.2})
+    found = table([made("all-multihead"), *trained], metrics=METRICS)
+    assert "p-bach (learning_rate = 0.2)" in found.means.index
+
+
+def test_the_best_k_is_chosen_on_validation():
+    """Also where another k is better on the test items: that would be peeking."""
+    runs = [made("p-bach", 0.3, k=8, valid_auprc=0.1), made("p-bach", 0.1, k=16, valid_auprc=0.2)]
+    found = table([made("all-multihead"), *runs], metrics=METRICS, best_over_k=True)
+    assert found.means.loc["p-bach", "AUPRC"] == runs[1].means["AUPRC"]
+    with pytest.raises(BachError, match="validation decides"):
+        table([made("all-multihead"), made("p-bach", k=8), made("p-bach", k=16)], metrics=METRICS, best_over_k=True)
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"data": "other", "content_hash": "b2"}, "content_hash is 'a1' for all-multihead and 'b2' for p-bach"),
+        ({"split": "valid"}, "split is 'test' for all-multihead and 'valid' for p-bach"),
+        ({"exclude": "nothing"}, "exclude is 'earlier' for all-multihead and 'nothing' for p-bach"),
+        (
+            {"users": {"n": 10, "which": "cold", "hash": "x"}},
+            "users.n is 300 .* users.which is 'all' for all-multihead",
+        ),
+        ({"candidates": "100 sampled"}, "candidates is 'full catalogue' for all-multihead and '100 sampled'"),
+    ],
+)
+def test_what_was_measured_otherwise_is_refused(change, said):
+    other = dataclasses.replace(made("p-bach"), protocol=PROTOCOL | change)
+    with pytest.raises(BachError, match=said):
+        table([made("all-multihead"), other], metrics=METRICS)
+
+
+def test_a_data_set_in_another_folder_is_the_same():
+    other = dataclasses.replace(made("p-bach"), protocol=PROTOCOL | {"data": "copy of toy"})
+    assert len(table([made("all-multihead"), other], metrics=METRICS).means) == 2
+
+
+@pytest.mark.parametrize(
+    "given, keywords, said",
+    [
+        ([], {}, "nothing to compare"),
+        ([made("p-bach")], {}, "baseline='all-multihead' is not among the rows: p-bach"),
+        ([made("p-bach"), made("p-bach")], {"baseline": "p-bach"}, "is there twice"),
+        ([made("p-bach")], {"baseline": "p-bach", "metrics": ["R@7"]}, "has no R@7; it has R@10, AUPRC"),
+    ],
+)
+def test_other_refusals(given, keywords, said):
+    with pytest.raises(BachError, match=said):
+        table(given, **{"metrics": METRICS, **keywords})
+
+
+def test_from_run_folders(world, tmp_path):
+    for name in ("all-multihead", "mostpop"):
+        evaluate(build(name, world, 3, d=16), world, quiet=True).save(tmp_path / name)
+    found = table([tmp_path / "all-multihead", str(tmp_path / "mostpop")])
+    assert list(found.means) == paper.MAIN and found.protocol["data"] == "small"
+    with pytest.raises(BachError, match="has not been evaluated"):
+        table([tmp_path])
+
+
+# ------------------------------------------------------------------------------------------------ the paper's numbers
+
+
+def test_the_papers_tables_are_whole():
+    for name in ("movielens-20m", "taobao", "netflix"):
+        main = paper.main(name)
+        assert len(main) == 10 and set(main.index) <= set(METHODS)
+        assert main.loc["mostpop", "R@100"] == paper.tables()["datasets"][name]["mostpop R@100"]
+        assert (main["R@10"] < main["R@50"]).all() and (main["R@50"] < main["R@100"]).all()
+        assert (main.loc[["p-bach", "v-bach"]].max() == main.max()).all()  # as the paper says
+        assert paper.global_codebook(name)["R@100"] < main.loc["p-bach", "R@100"]
+    for name in ("movielens-20m", "taobao"):
+        by_k, main = paper.by_k(name), paper.main(name)
+        assert by_k.index.names == ["k", "method"] and len(by_k) == 6
+        best = by_k.xs("all-multihead", level="method")["AUPRC"].max()
+        assert best == main.loc["all-multihead", "AUPRC"]
+        for k, row in paper.tables()["head-matched"][name].items():  # printed gains, up to the rounding of three digits
+            low, high = (row["p-bach"][1] + s * 5e-4 for s in (-1, 1))
+            base = row["all-multihead"][1]
+            assert low / (base + 5e-4) - 1 <= row["gain"] <= high / (base - 5e-4) - 1, (name, k)
+    assert paper.kappa_range("p-bach") == (20, 30) and paper.kappa_range("mind") is None
+    assert (paper.by_k("netflix", "routing").xs("all-multihead", level="method")["R@100"] > 0.33).all()
+    with pytest.raises(BachError, match="has movielens-20m, taobao, netflix; not 'mars'"):
+        paper.main("mars")
+
+
+def test_paper_beside_ours():
+    ours = pd.DataFrame({"R@10": [0.08, 0.5], "AUPRC": [0.07, 0.5], "other": 0}, ["p-bach", "mine"])
+    found = paper.beside(ours, "movielens-20m")
+    assert list(found.index) == ["p-bach"] and found.loc["p-bach", ("R@10", "paper")] == 0.075
+    assert found.loc["p-bach", ("R@10", "difference")] == pytest.approx(0.005)
+    assert paper.gains("movielens-20m").loc["p-bach", "R@10"] == pytest.approx(0.075 / 0.071 - 1)
+    with pytest.raises(BachError, match="none of mine"):
+        paper.beside(ours.loc[["mine"]], "taobao")
