@@ -44,12 +44,11 @@ import torch
 from torch import nn
 
 from bachlib.data import planted, prepare
-from bachlib.evaluate import diagnostics
+from bachlib.evaluate import diagnostics, evaluate
 from bachlib.model.methods import METHODS, build
 from bachlib.records import output_dir, record
 from bachlib.show import plots
 from bachlib.train import fit
-from bachlib.train.validation import average_precision, recall, target_ranks
 
 # %% [markdown]
 # ## 1 · The table of methods
@@ -244,15 +243,15 @@ def summary(run) -> dict[str, float]:
     encoded = diagnostics.encode_users(run.model, dataset, users)
     shares = diagnostics.interest_of_heads(run.model, encoded.heads, truth.item_interest)
     found = diagnostics.recovery(shares, encoded.log_pi, truth.pi)
-    ranks = target_ranks(run.model, dataset, users, "test")
+    accuracy = evaluate(run, dataset).means
     return {
         "effective heads": run.history["effective_heads"].iloc[-1],
         "head cosine": float(diagnostics.head_cosine(encoded.heads).mean()),
         "distinct interests": found.distinct.mean(),
         "interests covered": found.covered.mean(),
         "overlap with π": found.overlap.mean(),
-        "R@50": recall(ranks, 50).mean(),
-        "AUPRC": average_precision(ranks).mean(),
+        "R@50": accuracy["R@50"],
+        "AUPRC": accuracy["AUPRC"],
     }
 
 
@@ -373,5 +372,5 @@ record(
 )
 
 # %% [markdown]
-# **Next:** evaluation (05) is still to come; [`02_elbo`](02_elbo.ipynb) takes the objective apart, and
-# `bach train p-bach --data outputs/data/movielens-1m` trains on real data.
+# **Next:** [`05_evaluate`](05_evaluate.ipynb): what these numbers are worth. `bach train p-bach --data
+# outputs/data/movielens-1m` trains on real data.

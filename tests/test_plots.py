@@ -180,3 +180,43 @@ def test_heads_and_interests():
     np.testing.assert_allclose(figure.data[0].z[-1], [0.75, 0.25])
     figure = plots.pi_recovered({"right": pi[None], "wrong": pi[None, ::-1]}, pi[None])
     assert "right 1.00, wrong 0.50" in figure.layout.title.text
+
+
+# --------------------------------------------------------------------------------------------------- of an evaluation
+
+
+def test_figures_of_an_evaluation():
+    ranks = {"a": np.array([[1, 60], [3, 700]]), "b": np.array([[5, 40], [50, 700]])}
+    figure = plots.recall_curves(ranks)
+    assert "At K = 50 b finds the most: 75.0%" in figure.layout.title.text and [t.name for t in figure.data] == [
+        "a",
+        "b",
+    ]
+    assert figure.data[0].y[0] == 0.25 and figure.layout.xaxis.type == "log"
+    figure = plots.wins_and_losses(pd.Series([0.3, -0.1, 0.0, 0.2]), "a", "b", "AUPRC")
+    assert figure.layout.title.text == "a is better for 50% of the users, b for 25%, 25% are equal"
+    assert list(figure.data[0].y) == [0.3, 0.2] and list(figure.data[1].y) == [-0.1]
+    bands = pd.DataFrame({"band": ["1–10", "11+"], "value": [0.05, -0.05], "low": [0.01, -0.2], "high": [0.1, 0.1]})
+    figure = plots.gain_by_depth(bands, "a", "b")
+    assert "a has +5 held-out items" in figure.layout.title.text and list(figure.data[0].marker.opacity) == [1, 0.45]
+    assert figure.data[0].marker.color[0] != figure.data[0].marker.color[1]
+
+
+def test_calibration_and_traps():
+    bins = pd.DataFrame({"predicted": [0.1, 0.6], "realised": [0.2, 0.5], "se": [0.01, np.nan], "n": [90, 1]})
+    figure = plots.calibration_curves({"heads": bins, "genres": bins}, {"heads": 0.1, "genres": 0.02}, "share")
+    assert "at most 0.100" in figure.layout.title.text and len(figure.data) == 4
+    assert [a.text for a in figure.layout.annotations] == ["heads: 0.100", "genres: 0.020"]
+    rows = [["a", "x", 0.1, 0.2], ["a", "y", 0.1, 0.05], ["b", "x", 0.1, 0.9], ["b", "y", 0.1, 0.1]]
+    figure = plots.trap_changes(pd.DataFrame(rows, columns=["method", "trap", "right", "wrong"]))
+    assert figure.layout.title.text == "The largest lie: x" and list(figure.data[0].text) == ["-50%", "+100%"]
+    assert figure.data[1].text[1] == "× 9" and figure.data[0].x[1] == 1
+
+
+def test_paper_and_ours():
+    rows = [["R@10", 0.04, 0.01, 0.07, "ours"], ["AUPRC", 0.02, -0.01, 0.05, "ours"]]
+    rows += [["R@10", 0.05, None, None, "paper"], ["AUPRC", 0.03, None, None, "paper"]]
+    figure = plots.paper_and_ours(pd.DataFrame(rows, columns=["metric", "gain", "low", "high", "source"]), "b")
+    assert "in 1 of 2 metrics" in figure.layout.title.text
+    np.testing.assert_allclose(figure.data[0].error_y.array, [3, 3])
+    assert figure.data[1].error_y.array is None and figure.data[1].marker.symbol == "diamond-open"

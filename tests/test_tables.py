@@ -33,7 +33,11 @@ METRICS = ["R@10", "AUPRC"]
 def test_rows_seeds_and_order_of_the_paper():
     found = table([made(m, seed=s) for m in ("v-bach", "mostpop", "all-multihead") for s in (0, 1, 2)], metrics=METRICS)
     assert list(found.means.index) == ["mostpop", "all-multihead", "v-bach"] and list(found.means) == METRICS
-    assert set(found.numbers["seeds"]) == {3} and "3 seeds" in found.caption and "One seed" not in found.caption
+    assert (
+        set(found.numbers["seeds"]) == {3}
+        and "seeds per method: 3." in found.caption
+        and "One seed" not in found.caption
+    )
     assert "One seed" in table([made("all-multihead")], metrics=METRICS).caption
 
 

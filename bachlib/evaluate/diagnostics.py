@@ -153,12 +153,15 @@ def summary(model: TwoTower, dataset: Dataset, users: Int[np.ndarray, " U"], spl
 
 @torch.no_grad()
 def interest_of_heads(
-    model: TwoTower, heads: Float[Tensor, "U k d"], item_interest: Int[np.ndarray, " n_items"]
+    model: TwoTower, heads: Float[Tensor, "U k d"], item_interest: Int[np.ndarray, " n"] | Float[np.ndarray, "n m"]
 ) -> Float[Tensor, "U k m"]:
-    """p_r(j) = Σ_{i in j} p_r(i): what each head's softmax over the whole catalogue (eq. 12) gives to each interest."""
+    """p_r(j) = Σ_{i in j} p_r(i): what each head's softmax over the whole catalogue (eq. 12) gives to each interest.
+
+    `item_interest` says which interest an item belongs to, or how much of each (its genres, say).
+    """
     items = model.items()
-    of = torch.as_tensor(item_interest, dtype=torch.long, device=items.device)
-    member = torch.nn.functional.one_hot(of).to(items)  # (n, m)
+    member = torch.as_tensor(item_interest, device=items.device)
+    member = (member if member.ndim == 2 else torch.nn.functional.one_hot(member.long())).to(items)  # (n, m)
     return torch.stack([(u @ items.T / model.tau).softmax(-1) @ member for u in heads])
 
 

@@ -52,10 +52,17 @@ def recall_of_ranks(ranks: Int[np.ndarray, "U m"], k: int) -> Float[np.ndarray, 
 
 
 def ndcg_of_ranks(ranks: Int[np.ndarray, "U m"], k: int) -> Float[np.ndarray, " U"]:
-    discount = 1 / np.log2(1 + np.arange(1, k + 1))
-    ideal = np.cumsum(discount)[np.minimum(relevant_per_user(ranks), k) - 1]
-    gain = np.where((ranks > 0) & (ranks <= k), discount[np.clip(ranks, 1, k) - 1], 0.0)
-    return gain.sum(1) / ideal
+    return dcg_of_ranks(ranks, k) / ideal_dcg(np.minimum(relevant_per_user(ranks), k))
+
+
+def dcg_of_ranks(ranks: Int[np.ndarray, "U m"], k: int) -> Float[np.ndarray, " U"]:
+    """Σ 1/log₂(1 + rank) over what is among the first K."""
+    return np.where((ranks > 0) & (ranks <= k), 1 / np.log2(1.0 + np.maximum(ranks, 1)), 0.0).sum(1)
+
+
+def ideal_dcg(n: Int[np.ndarray, " U"]) -> Float[np.ndarray, " U"]:
+    """DCG of n relevant items in the first n places."""
+    return np.cumsum(1 / np.log2(1.0 + np.arange(1, n.max() + 1)))[n - 1]
 
 
 def average_precision_of_ranks(ranks: Int[np.ndarray, "U m"], k: int | None = None) -> Float[np.ndarray, " U"]:

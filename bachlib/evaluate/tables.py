@@ -42,7 +42,7 @@ class Table:
 
     @property
     def gains(self) -> pd.DataFrame:
-        """Relative gain over the baseline as "+3.1% [+1.0, +5.2]", with * where Holm's p is below 1 − level."""
+        """Relative gain over the baseline as "+3.1% [+1.0, +5.2]", with * where it differs (see the caption)."""
         cells = self.numbers.assign(
             text=[
                 "" if row.method == self.baseline
@@ -82,15 +82,19 @@ class Table:
 
     @property
     def caption(self) -> str:
-        users, n_seeds = self.protocol["users"], sorted(set(self.numbers["seeds"]))
-        seeds = f"{' or '.join(map(str, n_seeds))} seed{'' if n_seeds == [1] else 's'}"
-        who = f"{users['n']:,} {'cold ' if users['which'] == 'cold' else ''}users, {seeds}"
-        return (
-            f"{self.protocol['data']}, {self.protocol['split']} split, {who}. Bold: best. ±: half of the "
-            f"{self.level:.0%} interval over users and seeds. ▲▼: differs from {self.baseline} (paired permutation "
-            f"test over users, Holm-corrected over the table, p < {1 - self.level:.2g})."
-            + (" One seed: of another training nothing is said." if 1 in n_seeds else "")
-        )
+        trained = self.numbers[self.numbers["method"] != "mostpop"]  # counts have no seed
+        users, n_seeds = self.protocol["users"], sorted(set(trained["seeds"]))
+        who = f"{users['n']:,} {'cold ' if users['which'] == 'cold' else ''}users"
+        parts = [
+            f"{self.protocol['data']}, {self.protocol['split']} split, {who}, seeds per method: "
+            f"{' or '.join(map(str, n_seeds)) or 'none'}.",
+            f"Bold: best. ±: half of the {self.level:.0%} interval over users and seeds.",
+            f"▲▼: differs from {self.baseline}: paired permutation test over users, Holm-corrected over the table,",
+            f"p < {1 - self.level:.2g}, and the interval of the gain over users and seeds leaves 0 out.",
+        ]
+        if 1 in n_seeds:
+            parts.append("One seed: of another training nothing is said.")
+        return " ".join(parts)
 
     def __repr__(self) -> str:
         return f"{self.cells(('*', '')).to_string()}\n{self.caption}"
@@ -100,7 +104,10 @@ class Table:
         return f"{number} ±{(row.high - row.low) / 2:.{digits}f}{self._mark(row, '▲', '▼')}"
 
     def _mark(self, row: Any, up: str = "*", down: str = "*") -> str:
-        return "" if not row.p_holm < 1 - self.level else up if row.difference > 0 else down
+        """Both must say so: the test, which knows users only, and the interval, which knows seeds too."""
+        if not row.p_holm < 1 - self.level or row.gain_low <= 0 <= row.gain_high:
+            return ""
+        return up if row.difference > 0 else down
 
     def _wide(self, column: str, numbers: pd.DataFrame | None = None) -> pd.DataFrame:
         numbers = self.numbers if numbers is None else numbers

@@ -5,6 +5,14 @@ One colour per head or interest everywhere (`COLOURS`, colour-blind safe). Title
 
 from bachlib.show.plots.data import bars, funnel, long_tail, proportions, sequence_lengths, spectrum, timeline, windows
 from bachlib.show.plots.elbo import elbo_waterfall, gamma_on_great_circle, gap_against_kappa, gradient_shares
+from bachlib.show.plots.evaluate import (
+    calibration_curves,
+    gain_by_depth,
+    paper_and_ours,
+    recall_curves,
+    trap_changes,
+    wins_and_losses,
+)
 from bachlib.show.plots.sphere import (
     cosine_of_samples,
     kernels_against_cosine,
@@ -27,12 +35,14 @@ from bachlib.show.plots.train import (
 __all__ = [
     "COLOURS",
     "bars",
+    "calibration_curves",
     "collapse_race",
     "colour",
     "cosine_of_samples",
     "elbo_terms",
     "elbo_waterfall",
     "funnel",
+    "gain_by_depth",
     "gamma_on_great_circle",
     "gap_against_kappa",
     "gradient_heads",
@@ -45,11 +55,15 @@ __all__ = [
     "log_normalizers",
     "long_tail",
     "mixture_on_sphere",
+    "paper_and_ours",
     "pi_recovered",
     "proportions",
+    "recall_curves",
     "sequence_lengths",
     "spectrum",
     "sphere",
     "timeline",
+    "trap_changes",
     "windows",
+    "wins_and_losses",
 ]

@@ -1,0 +1,37 @@
+"""The mistakes are made right: each wrong evaluation does what it says, and differs from the right one as it should."""
+
+import math
+
+import numpy as np
+import pytest
+
+from bachlib.evaluate import metrics, traps
+from bachlib.model.methods import build
+from bachlib.train.validation import target_ranks
+
+
+def test_an_ideal_of_hits_calls_one_hit_perfect():
+    ranks = np.array([[1] + [500] * 9, [3] + [500] * 9, [500] * 10])
+    np.testing.assert_allclose(traps.ndcg_ideal_of_hits(ranks, 100), [1, 1 / math.log2(4), 0])
+    assert (metrics.ndcg_of_ranks(ranks, 100) < 0.23).all()
+    rng = np.random.default_rng(0)
+    ranks = np.stack([rng.choice(300, 10, replace=False) + 1 for _ in range(200)])
+    assert (traps.ndcg_ideal_of_hits(ranks, 100) >= metrics.ndcg_of_ranks(ranks, 100)).all()
+
+
+def test_set_order_is_that_of_a_set():
+    slates, targets = np.array([[900, 3, 40, 1]]), np.array([[900, 1]])
+    place = {item: n for n, item in enumerate({900, 3, 40, 1}, 1)}
+    expected = sum(1 / math.log2(1 + place[item]) for item in (900, 1)) / (1 + 1 / math.log2(3))
+    assert traps.ndcg_in_set_order(slates, targets, 4)[0] == pytest.approx(expected)
+
+
+def test_sampled_ranks_are_a_sample_of_the_full_ones(world):
+    model = build("mostpop", world)
+    users = np.arange(world.n_users)
+    full, sampled = target_ranks(model, world, users, "test"), traps.sampled_ranks(model, world, users, n=100)
+    assert sampled.min() >= 1 and sampled.max() <= 101 and (sampled <= full).all()
+    catalogue = world.n_items - world.lengths[:, None] + 10
+    np.testing.assert_allclose(sampled.mean(), (1 + 100 * full / catalogue).mean(), rtol=0.1)
+    assert (sampled == traps.sampled_ranks(model, world, users, n=100)).all()
+    assert (sampled <= 10).mean() > 3 * (full <= 10).mean()
