@@ -146,8 +146,6 @@ def evaluate(
         found[-1].save(folder)
         typer.echo(found[-1])
     if len(found) > 1:
-        if baseline not in {result.label for result in found}:
-            raise BachError(f"--baseline {baseline}: not among {', '.join(dict.fromkeys(r.label for r in found))}")
         made = table(found, baseline, best_over_k=best_over_k)
         typer.echo(f"\n{made.latex() if latex else made}\n\nrelative gain over {baseline}\n{made.gains.to_string()}")
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from bachlib import BachError
 from bachlib.data import Dataset, Windows
-from bachlib.data.dataset import PAD, windows_per_user
+from bachlib.data.dataset import PAD
+from bachlib.data.windows import windows_per_user
 
 
 def made(tmp_path, lengths, n_items=500) -> Dataset:

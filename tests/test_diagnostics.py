@@ -87,8 +87,8 @@ def test_calibration_of_what_is_calibrated_and_what_is_not():
     assert wrong.ece < 0.01 and len(wrong.bins) == 1  # equal shares are calibrated, and say nothing
     sharpened = pi**3 / (pi**3).sum(1, keepdims=True)
     assert diagnostics.calibration(sharpened, came).ece > 0.08
-    by_hand = diagnostics.calibration(np.array([[0.05, 0.95]]), np.array([[0.15, 0.85]]))
-    assert by_hand.ece == pytest.approx(0.1)
+    by_hand = diagnostics.calibration(np.array([[0.05, 0.05, 0.05, 0.95]]), np.array([[0.15, 0.15, 0.15, 0.45]]))
+    assert by_hand.ece == pytest.approx(0.75 * 0.1 + 0.25 * 0.5)  # by how many there are
     with pytest.raises(BachError, match="shares between 0 and 1"):
         diagnostics.calibration(-pi, came)
 

@@ -12,10 +12,11 @@ import torch
 from bachlib import BachError
 from bachlib.data import Windows, prepare
 from bachlib.evaluate import Evaluation, evaluate, metrics
-from bachlib.evaluate.ranking import genre_matrix
+from bachlib.evaluate.ranking import genre_matrix, slate_table
 from bachlib.model.methods import METHODS, build
 from bachlib.train import fit
 from bachlib.train.run import Run, data_of
+from bachlib.train.validation import average_precision, target_ranks
 
 SMALL = {"d": 16, "ff": 16, "item_width": 16}
 QUICK = {"epochs": 1, "batch_size": 256, "n_negatives": 64, "valid_every": 1}
@@ -99,8 +100,51 @@ def test_other_exclusions_rank_among_more(run, world, exclude):
 def test_mixed_up_arguments_are_said(run, world):
     with pytest.raises(BachError, match="should be 'valid' or 'test'"):
         evaluate(run, world, "train", quiet=True)
-    with pytest.raises(BachError, match="at most what is left for every user"):
-        evaluate(run, world, slate=world.n_items, quiet=True)
+    left = world.n_items - world.lengths.max() - 1
+    for slate in (world.n_items, 2.5, -1):
+        with pytest.raises(BachError, match=f"0 .none. or up to {left}"):
+            evaluate(run, world, slate=slate, quiet=True)
+    with pytest.raises(BachError, match="max_users=0: should be at least 1"):
+        evaluate(run, world, max_users=0, quiet=True)
+    with pytest.raises(BachError, match=r"wants a model or a Run .*got str"):
+        evaluate("outputs/runs/x", world, quiet=True)
+
+
+def test_a_model_of_other_data_is_refused(run, world):
+    """Other test items may be in its training; also a run whose data set was changed after it was built."""
+    other = world.strict(0.1)
+    for made in (run, run.model):
+        with pytest.raises(BachError, match="on other data than"):
+            evaluate(made, other, quiet=True)
+    with pytest.raises(BachError, match="the model was built on other data than"):
+        fit(build("p-bach", other, 3, **SMALL), world, QUICK, quiet=True)
+
+
+class Own(torch.nn.Module):
+    """The least a model of one's own can be."""
+
+    def __init__(self, n_items):
+        super().__init__()
+        self.n_items = n_items
+
+    def score(self, history):
+        return np.tile(np.arange(self.n_items, dtype=np.float32), (len(history), 1))
+
+
+def test_a_model_of_ones_own_needs_a_score_only(world):
+    found = evaluate(Own(world.n_items), world, slate=5, quiet=True)
+    assert found.label == "Own" and found.slates[:, 0].min() > world.n_items - 60
+    with pytest.raises(BachError, match=r"score should return \(B, n_items\) = \(96, 600\).*got \(96, 599\)"):
+        evaluate(Own(world.n_items - 1), world, quiet=True)
+
+
+@pytest.mark.parametrize("name, text", [("json", "{"), ("json", "{}"), ("parquet", "no table"), ("parquet", None)])
+def test_a_damaged_evaluation_is_said(world, tmp_path, name, text):
+    evaluate(build("mostpop", world), world, quiet=True).save(tmp_path)
+    path = tmp_path / f"evaluation-test.{name}"
+    path.unlink() if text is None else path.write_text(text)
+    with pytest.raises(BachError, match=r"is damaged .* writes it anew"):
+        Evaluation.load(tmp_path)
 
 
 # ------------------------------------------------------------------------------------------------------- slates
@@ -133,6 +177,24 @@ def test_what_slates_are_like(world):
     assert found.per_user.loc[u, "interests@10"] == pytest.approx(met)
 
 
+@pytest.mark.parametrize("split", ["valid", "test"])
+def test_slates_are_judged_by_what_was_known_then(world, split):
+    """Popularity of training prefixes only, the history before this split, the wishes of this split."""
+    users, rng = np.arange(world.n_users), np.random.default_rng(0)
+    slates = np.stack([rng.choice(world.n_items, 6, replace=False) for _ in users])
+    found = slate_table(slates, np.ones((len(users), 10), int), world, users, split)
+    interest, counts = world.truth.item_interest, np.zeros(world.n_items)
+    for u in users:
+        counts[world.split(u)[0]] += 1
+    for u in users[::9]:
+        prefix, valid, test = world.split(u)
+        known, wanted = (prefix, valid) if split == "valid" else (np.concatenate([prefix, valid]), test)
+        met = np.isin(np.unique(interest[wanted]), interest[slates[u]]).mean()
+        assert found.loc[u, "interests@6"] == pytest.approx(met)
+        bias = counts[slates[u]].mean() / counts[known].mean() - 1
+        assert found.loc[u, "popularity bias@6"] == pytest.approx(bias)
+
+
 # --------------------------------------------------------------------------------------------------- cold users
 
 
@@ -148,16 +210,21 @@ def test_strict_trains_on_others_than_it_evaluates(world, tmp_path):
     assert found.per_user.index.tolist() == strict.cold.tolist() and found.protocol["users"]["which"] == "cold"
     usual = build("p-bach", world, 3, **SMALL)
     assert not torch.equal(usual.item_tower.table, run.model.item_tower.table)  # another PureSVD
-    with pytest.raises(BachError, match="may have seen the users that should be cold"):
+    with pytest.raises(BachError, match=r"built on other data than .*19 cold.*users that should be cold"):
         evaluate(usual, strict, quiet=True)
     with pytest.raises(BachError, match="take pi='gate'"):
-        evaluate(build("p-bach", strict, 3, pi="table", **SMALL), strict, quiet=True)
-    with pytest.raises(BachError, match="another data set"):
+        build("p-bach", strict, 3, pi="table", **SMALL)
+    with pytest.raises(BachError, match="was trained on other data"):
         Run.load(run.folder, world)
+    warm = average_precision(target_ranks(Run.load(run.folder, strict).model, strict, strict.warm, "valid")).mean()
+    assert run.best["auprc"] == pytest.approx(warm, rel=1e-12)  # nor are they looked at to choose the weights
     again = evaluate(Run.load(run.folder, data_of(run.folder, world.folder)), strict, quiet=True)
     np.testing.assert_array_equal(again.ranks, found.ranks)
-    with pytest.raises(BachError, match="should leave some of each"):
-        world.strict(0)
+    for share in (0, 1, float("nan")):
+        with pytest.raises(BachError, match="should be between 0 and 1"):
+            world.strict(share)
+    with pytest.raises(BachError, match="cold users already"):
+        strict.strict()
 
 
 # ----------------------------------------------------------------------------------------------- on the command line
@@ -179,7 +246,7 @@ def test_bach_evaluate_prints_the_table(run, world, tmp_path):
     assert "small, test split, 96 users, seeds per method: 1." in done.stdout
     assert Evaluation.load(tmp_path / "pop").means == evaluate(build("mostpop", world), world, quiet=True).means
     done = subprocess.run([*command, "--baseline", "x", "--data", str(world.folder)], capture_output=True, text=True)
-    assert done.returncode == 2 and "--baseline x: not among p-bach, all-multihead, mostpop" in done.stderr
+    assert done.returncode == 2 and "should be one of the rows: mostpop, all-multihead, p-bach" in done.stderr
 
 
 # ----------------------------------------------------------------------------------------------------- real data

@@ -117,6 +117,10 @@ def test_from_ranks_and_from_lists_agree():
         ([1, 2], [1], 2.5, "k should be a whole number"),
         ([[1, 2], [2, 1]], [[1]], 2, "one each per user"),
         (["a", "b"], ["a"], 2, "whole numbers"),
+        ({1, 2}, [1], 2, "a set, which has no order"),
+        ([[1, 2], [2, 1]], [1, 2], 2, "one per user, too"),
+        ([1, 2], 1, 2, "should be lists"),
+        ([1, 2], [1], None, "k should be a whole number"),
     ],
 )
 def test_wrong_lists_are_said(ranked, relevant, k, said):

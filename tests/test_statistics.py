@@ -52,13 +52,20 @@ def test_intervals_hold_what_they_promise():
     assert 0.88 <= held / worlds <= 0.99
 
 
-def test_seeds_that_are_not_shared_are_drawn_apart():
-    a, b = np.array([[0.0], [1.0]]).repeat(50, 1), np.array([[0.0], [1.0]]).repeat(50, 1)
-    together = statistics.draws([a, b], seeds=["s", "s"])
-    apart = statistics.draws([a, b], seeds=["s", "t"])
-    assert (together[:, 0] == together[:, 1]).all() and (apart[:, 0] != apart[:, 1]).any()
-    with pytest.raises(BachError, match="same users"):
-        statistics.draws([np.ones(3), np.ones(4)])
+def test_users_are_drawn_together_and_seeds_apart():
+    seeds, users = np.array([[0.0], [1.0]]).repeat(50, 1), np.random.default_rng(0).random(50)
+    a, b = statistics.draws([seeds, seeds]).T
+    assert np.corrcoef(a, b)[0, 1] == pytest.approx(0, abs=0.1)
+    a, b = statistics.draws([users, users]).T
+    assert (a == b).all() and a.std() > 0
+
+
+def test_values_that_cannot_be_paired_are_refused():
+    for call in (lambda a, b: statistics.draws([a, b]), statistics.permutation_test, statistics.paired_bootstrap):
+        with pytest.raises(BachError, match="same users"):
+            call(np.ones(3), np.ones(4))
+        with pytest.raises(BachError, match="users without a value"):
+            call([1.0, np.nan], [1.0, 2.0])
 
 
 def test_the_permutation_test_is_scipys():

@@ -9,7 +9,7 @@ import pytest
 from bachlib import BachError
 from bachlib.evaluate import Evaluation, evaluate, paper
 from bachlib.evaluate.statistics import holm, paired_bootstrap, permutation_test
-from bachlib.evaluate.tables import table
+from bachlib.evaluate.tables import Table, table
 from bachlib.model.methods import METHODS, build
 
 PROTOCOL = {
@@ -68,6 +68,62 @@ def test_best_is_bold_and_difference_is_marked():
     assert "▲" not in found.latex() and "±" not in found.latex()
 
 
+def rowed(**values) -> Table:
+    """A table of one method against the baseline, with numbers as given."""
+    usual = {"metric": "R@10", "k": 8, "seeds": 3, "users": 9, "mean": 0.2, "low": 0.1, "high": 0.3, "gain": 0.1}
+    usual |= {"gain_low": 0.05, "gain_high": 0.2, "difference": 0.1, "p": 0.001, "p_holm": 0.01}
+    rows = [{**usual, "method": "p-bach", **values}, {**usual, "method": "base", "p_holm": np.nan}]
+    return Table(pd.DataFrame(rows), "base", PROTOCOL)
+
+
+def test_a_mark_needs_the_corrected_p_and_the_interval():
+    assert rowed().cells().loc["p-bach", "R@10"].endswith("▲")
+    assert rowed(difference=-0.1, gain_low=-0.2, gain_high=-0.05).cells().loc["p-bach", "R@10"].endswith("▼")
+    for values in ({"p_holm": 0.06}, {"gain_low": -0.01}, {"gain_high": np.nan, "gain_low": np.nan}):
+        assert rowed(**values).cells().loc["p-bach", "R@10"][-1].isdigit(), values
+
+
+def test_a_best_that_ends_in_a_half_is_bold():
+    assert rowed(mean=0.06285).cells().map(lambda text: text.startswith("**")).to_numpy().any()
+
+
+def test_users_without_a_value_are_left_out_for_all():
+    ours, base = made("p-bach", 0.1), made("all-multihead")
+    ours.per_user.loc[:9, "R@10"] = np.nan
+    found = table([base, ours], metrics=METRICS)
+    assert "R@10 290, AUPRC 300" in found.caption and found.means.notna().all().all()
+    assert found.means.loc["all-multihead", "R@10"] == pytest.approx(base.per_user["R@10"][10:].mean())
+
+
+def test_a_k_that_differs_is_shown_and_tells_rows_apart():
+    found = table([made("all-multihead", k=16), made("p-bach", k=32), made("standard", k=1)], metrics=METRICS)
+    assert list(found.cells().index) == ["standard", "all-multihead, k = 16", "p-bach, k = 32"]
+    assert (
+        list(found.means.index) == ["standard", "all-multihead", "p-bach"] and found.gains.index[1] == "p-bach, k = 32"
+    )
+    both = [made("all-multihead", k=8), made("all-multihead", k=16)]
+    with pytest.raises(BachError, match=r"one of the rows: all-multihead \(k = 8\), all-multihead \(k = 16\)"):
+        table(both, metrics=METRICS)
+    assert len(table(both, "all-multihead (k = 8)", METRICS).means) == 2
+
+
+def test_trainings_of_another_length_are_another_row():
+    short, long = (made("p-bach", seed=s, train={"seed": s, "epochs": e}) for s, e in ((0, 1), (1, 4)))
+    stopped = made("p-bach", seed=2, train={"seed": 2, "epochs": 4}, status="stopped")
+    found = table([made("all-multihead"), short, long, stopped], metrics=METRICS)
+    assert [name for name in found.means.index if "p-bach" in name] == [
+        "p-bach (epochs = 1, status = finished)",
+        "p-bach (epochs = 4, status = finished)",
+        "p-bach (epochs = 4, status = stopped)",
+    ]
+    assert (
+        "learning\\_rate"
+        in table(
+            [made("all-multihead"), *(made("p-bach", train={"learning_rate": r}) for r in (1, 2))], metrics=METRICS
+        ).latex()
+    )
+
+
 def test_what_else_differs_becomes_part_of_the_name():
     wider = made("p-bach")
     wider.about["model"]["d"] = 128
@@ -119,7 +175,9 @@ def test_a_data_set_in_another_folder_is_the_same():
     "given, keywords, said",
     [
         ([], {}, "nothing to compare"),
-        ([made("p-bach")], {}, "baseline='all-multihead' is not among the rows: p-bach"),
+        (made("p-bach"), {}, "wants a list"),
+        ([made("p-bach")], {"level": 95}, "level=95: should be between 0 and 1"),
+        ([made("p-bach")], {}, "baseline='all-multihead' should be one of the rows: p-bach"),
         ([made("p-bach"), made("p-bach")], {"baseline": "p-bach"}, "is there twice"),
         ([made("p-bach")], {"baseline": "p-bach", "metrics": ["R@7"]}, "has no R@7; it has R@10, AUPRC"),
     ],

@@ -4,7 +4,9 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
+from bachlib import BachError
 from bachlib.evaluate import metrics, traps
 from bachlib.model.methods import build
 from bachlib.train.validation import target_ranks
@@ -35,3 +37,21 @@ def test_sampled_ranks_are_a_sample_of_the_full_ones(world):
     np.testing.assert_allclose(sampled.mean(), (1 + 100 * full / catalogue).mean(), rtol=0.1)
     assert (sampled == traps.sampled_ranks(model, world, users, n=100)).all()
     assert (sampled <= 10).mean() > 3 * (full <= 10).mean()
+    with pytest.raises(BachError, match="items left to sample from"):
+        traps.sampled_ranks(model, world, users, n=world.n_items)
+
+
+def test_other_held_out_items_are_no_negatives(world):
+    """A model that knows the test items puts all ten before every negative."""
+
+    class Knows(torch.nn.Module):
+        n_hist = 50
+
+        def score(self, history, user):
+            scores, better = (
+                torch.zeros(len(history), world.n_items),
+                torch.arange(10.0, 0, -1).expand(len(history), -1),
+            )
+            return scores.scatter(1, torch.from_numpy(world.targets(user, "test")), better)
+
+    assert (traps.sampled_ranks(Knows(), world, np.arange(30), n=200) == 1).all()

@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import normalize
 
 from bachlib import NotFinite
-from bachlib.model import mixture
+from bachlib.model import mixture, scoring
 from bachlib.model.methods import build
 from bachlib.model.sphere import KERNELS
 from bachlib.train.validation import average_precision, plain_ranks, ranks, sample_users, target_ranks
@@ -59,16 +59,17 @@ def test_fast_ranks_are_the_plain_ones_with_ties():
 
 
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
-@pytest.mark.parametrize("kappa", [0.0, 14.0, 300.0, 30_000.0])
+@pytest.mark.parametrize("kappa", [0.0, 14.0, 35.0, 300.0, 30_000.0])
 def test_ranking_scores_rank_as_the_density_in_float64(kernel, kappa):
     """Also where densities are too far apart for one scale, or all the same."""
     rng = torch.Generator().manual_seed(1)
     heads = normalize(torch.randn(30, 4, 16, generator=rng), dim=-1)
     items = normalize(torch.randn(500, 16, generator=rng), dim=-1)
+    items[7] = -heads[3, 1]  # a cosine of −1
     log_pi = torch.randn(30, 4, generator=rng).log_softmax(-1)
     kappas = kappa * (0.5 + torch.rand(30, 4, generator=rng))
     around = torch.stack([torch.randperm(500, generator=rng)[:10] for _ in range(30)])
-    found = mixture.ranking_scores(heads, items, log_pi, kappas, kernel, around)
+    found = scoring.ranking_scores(heads, items, log_pi, kappas, kernel, around)
     exact = mixture.log_density(heads.double(), items.double(), log_pi.double(), kappas.double(), kernel)
     if kappa == 0:
         assert (found == found[:, :1]).all()
@@ -82,6 +83,6 @@ def test_ranking_scores_rank_as_the_density_in_float64(kernel, kappa):
 def test_ranking_scores_of_what_is_no_number_are_refused():
     heads, items = torch.full((2, 3, 8), torch.nan), normalize(torch.randn(20, 8), dim=-1)
     with pytest.raises(NotFinite):
-        mixture.ranking_scores(
+        scoring.ranking_scores(
             heads, items, torch.zeros(2, 3), torch.ones(2, 3), KERNELS["power-spherical"], torch.zeros(2, 1).long()
         )

@@ -1,16 +1,11 @@
-"""A prepared data set: sequences that load memory-mapped, their chronological split, and the training windows.
+"""A prepared data set: sequences that load memory-mapped, and their chronological split.
 
 Appendix A: a sequence of L items is a training prefix and the last 20 items, 10 for validation and 10 for test.
-Training draws stride-1 windows from the prefix in which 50 items predict one of the next 10, so a user with L ≥ 80
-items has L − 79 windows. Windows are index arithmetic on the flat array of all sequences and are never stored.
-
-Where `min_items` was lowered, a user too short for a full window gives one, padded on the left with −1.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -21,21 +16,14 @@ from jaxtyping import Int
 from scipy import sparse
 
 from bachlib import BachError
-from bachlib.params import N_HIST, N_NEXT, N_TEST, N_VALID
+from bachlib.data.windows import windows_per_user
+from bachlib.params import N_HIST, N_TEST, N_VALID
 
 FORMAT = 1  # of the prepared folder; a data set of another format is prepared anew
 FILES = {"sequences": "sequences.npy", "offsets": "offsets.npy", "users": "users.parquet", "items": "items.parquet"}
 PAD = -1
 
 Split = Literal["valid", "test"]
-
-
-def windows_per_user(
-    lengths: Int[np.ndarray, " n"], n_hist: int = N_HIST, n_next: int = N_NEXT
-) -> Int[np.ndarray, " n"]:
-    """L − 79 for the paper's 50 + 10; one padded window for a sequence too short for that."""
-    prefix = np.asarray(lengths) - N_VALID - N_TEST
-    return np.where(prefix > n_next, np.maximum(prefix - n_hist - n_next + 1, 1), 0)
 
 
 class Dataset:
@@ -65,11 +53,11 @@ class Dataset:
         A cold user gives no training window and is in no PureSVD table, popularity count or validation AUPRC;
         `evaluate` looks at the cold users only.
         """
-        n = round(share * self.n_users)
+        if self.cold is not None:
+            raise BachError("this data set has cold users already; take strict() of the whole one")
+        n = round(share * self.n_users) if 0 < share < 1 else 0
         if not 0 < n < self.n_users:
-            raise BachError(
-                f"share={share}: would leave {n} of {self.n_users} users cold; it should leave some of each"
-            )
+            raise BachError(f"share={share}: should be between 0 and 1 and leave some users cold and some not")
         drawn = np.sort(np.random.default_rng([seed, n]).choice(self.n_users, n, replace=False))
         strict = {"share": share, "seed": seed}
         meta = self.meta | {"content_hash": f"{self.meta['content_hash']}-cold-{n}-{seed}", "strict": strict}
@@ -160,6 +148,13 @@ class Dataset:
         shape = (self.n_users, self.n_items)
         return sparse.csr_matrix((np.ones(len(columns), np.float32), columns, ends), shape=shape)
 
+    def check_same(self, content_hash: str | None, what: str) -> None:
+        """Stop unless something was made with just this data, cold users and all; None: nobody knows."""
+        if content_hash not in (None, self.meta["content_hash"]):
+            raise BachError(
+                f"{what} on other data than {self!r}: other items, other test items, or users that should be cold"
+            )
+
     def _known(self, users: Int[np.ndarray, " B"]) -> Int[np.ndarray, " B"]:
         users = np.asarray(users)
         if len(wrong := users[(users < 0) | (users >= self.n_users)]):
@@ -197,83 +192,3 @@ class Truth(NamedTuple):
     popularity: np.ndarray  # (n_items,) Zipf weight of an item inside its interest
     pi: np.ndarray  # (n_users, m) π_u
     tastes: np.ndarray  # (n_users, m, D) the user's own direction inside each interest, unit
-
-
-class Batch(NamedTuple):
-    user: np.ndarray  # (B,)
-    history: np.ndarray  # (B, n_hist) item ids, −1 pads on the left
-    positive: np.ndarray  # (B,) one of the next ten
-
-
-class Windows:
-    """The training windows as a sampler: shuffled anew each epoch, one target of the next ten drawn anew each epoch.
-
-    Everything an epoch draws comes from (seed, epoch), so the position is two numbers: `state_dict()` taken at any
-    batch and loaded into a new sampler goes on with the very next batch.
-    """
-
-    def __init__(
-        self, dataset: Dataset, batch_size: int = 512, seed: int = 0, n_hist: int = N_HIST, n_next: int = N_NEXT
-    ):
-        for name, value in (("batch_size", batch_size), ("n_hist", n_hist), ("n_next", n_next)):
-            if value < 1:
-                raise BachError(f"{name} should be at least 1; got {value}")
-        self.dataset, self.batch_size, self.seed, self.n_hist, self.n_next = dataset, batch_size, seed, n_hist, n_next
-        self.counts = windows_per_user(dataset.lengths, n_hist, n_next)
-        if dataset.cold is not None:
-            self.counts[dataset.cold] = 0
-        self.ends = np.cumsum(self.counts)
-        self.epoch = self.step = 0
-        if not len(self):
-            raise BachError(f"{dataset!r} has no sequence long enough for a window of {n_hist} + {n_next} items")
-
-    def __len__(self) -> int:
-        """How many windows there are."""
-        return int(self.ends[-1])
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Full batches only (or a single short one): in-batch negatives want one size. What is left out changes."""
-        return max(1, len(self) // self.batch_size)
-
-    def window(self, index: Int[np.ndarray, " B"]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(user (B,), history (B, n_hist), next items (B, n_next)) of the windows with these numbers."""
-        user = np.searchsorted(self.ends, index, side="right")
-        first = index - self.ends[user] + self.counts[user]  # place of the window among the user's own
-        prefix = self.dataset.lengths[user] - N_VALID - N_TEST
-        end = first + np.minimum(self.n_hist, prefix - self.n_next)  # where the history ends and the next items begin
-        following = (self.dataset.offsets[user] + end)[:, None] + np.arange(self.n_next)
-        return user, self.dataset._before(user, end, self.n_hist), self.dataset.sequences[following].astype(np.int64)
-
-    def __iter__(self) -> Iterator[Batch]:
-        """The rest of the current epoch. The position moves as a batch is handed out, in the end to the next."""
-        epoch, steps = self.epoch, self.steps_per_epoch
-        rng = np.random.default_rng([self.seed, epoch])
-        order = rng.permutation(len(self)).astype(np.int64 if len(self) > 2**31 else np.int32)
-        target = rng.integers(self.n_next, size=len(self), dtype=np.uint16)
-        for step in range(self.step, steps):
-            self.epoch, self.step = (epoch, step + 1) if step + 1 < steps else (epoch + 1, 0)
-            index = order[step * self.batch_size : (step + 1) * self.batch_size].astype(np.int64)
-            user, history, following = self.window(index)
-            yield Batch(user, history, following[np.arange(len(index)), target[index]])
-
-    def state_dict(self) -> dict[str, int | str]:
-        return {"epoch": self.epoch, "step": self.step, **self._setting()}
-
-    def load_state_dict(self, state: dict[str, int | str]) -> None:
-        different = {k: (v, state.get(k)) for k, v in self._setting().items() if state.get(k) != v}
-        if different:
-            raise BachError(
-                "this position belongs to another sampler: "
-                + "; ".join(
-                    f"{name} is {ours!r} here and {theirs!r} there" for name, (ours, theirs) in different.items()
-                )
-            )
-        if not (state.get("epoch", -1) >= 0 and 0 <= state.get("step", -1) < self.steps_per_epoch):
-            place = f"epoch {state.get('epoch')}, step {state.get('step')}"
-            raise BachError(f"there is no {place}: an epoch has {self.steps_per_epoch} steps, counted from 0")
-        self.epoch, self.step = state["epoch"], state["step"]
-
-    def _setting(self) -> dict[str, int | str]:
-        setting = {name: getattr(self, name) for name in ("batch_size", "seed", "n_hist", "n_next")}
-        return setting | {"data": self.dataset.meta["content_hash"]}

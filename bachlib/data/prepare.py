@@ -24,13 +24,14 @@ import pyarrow as pa
 
 from bachlib import BachError
 from bachlib.data import planted
-from bachlib.data.dataset import FORMAT, Dataset, windows_per_user
+from bachlib.data.dataset import FORMAT, Dataset
 from bachlib.data.engine import connect
 from bachlib.data.files import RawFile, beside, find_raw, fingerprint
 from bachlib.data.logs import read_log
 from bachlib.data.rows import BadRows
 from bachlib.data.sources import Source, find_source
 from bachlib.data.store import content_hash, read_meta, write_items, write_sequences, write_users
+from bachlib.data.windows import windows_per_user
 from bachlib.params import MIN_ITEMS, PrepareParams, validated
 from bachlib.records import canonical_json, only_one, output_dir, whole_folder
 

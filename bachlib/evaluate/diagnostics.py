@@ -34,11 +34,13 @@ BLOCK = 1 << 23  # logits at a time
 @torch.no_grad()
 def encode_users(model: TwoTower, dataset: Dataset, users: Int[np.ndarray, " U"], split: Split = "test") -> Encoded:
     """Heads, log π_u and κ of many users, before their held-out items."""
+    was_training = model.training
     model.eval()
     blocks = [
         model.encode(dataset.history(part, split, model.n_hist), torch.from_numpy(part))
         for part in np.array_split(users, max(1, len(users) // 1024))
     ]
+    model.train(was_training)
     return Encoded(*(torch.cat(parts) for parts in zip(*blocks, strict=True)))
 
 

@@ -37,7 +37,8 @@ def ndcg(ranked: Ids, relevant: Ids, k: int) -> float | Float[np.ndarray, " U"]:
 def average_precision(ranked: Ids, relevant: Ids, k: int | None = None) -> float | Float[np.ndarray, " U"]:
     """AP over the whole list, divided by the number of relevant items; AP@K is divided by at most K.
 
-    Over a ranking of the full catalogue this is what the paper calls AUPRC.
+    Over a ranking of the full catalogue this is our AUPRC. (The paper calls AUPRC "mean average precision" and says "at
+    K = 100"; its MostPop rows fit the full ranking better. AP@100 is always reported beside it.)
     """
     return _per_user(average_precision_of_ranks, ranked, relevant, k)
 
@@ -111,6 +112,7 @@ def diversity(slates: Int[np.ndarray, "U K"], features: Float[np.ndarray, "n_ite
     K = _full(slates).shape[1]
     if K < 2:
         raise BachError(f"a slate of {K} has no pair of items to compare")
+    features = np.asarray(features)
     length = np.linalg.norm(features, axis=1, keepdims=True)
     unit = features / np.where(length > 0, length, 1)
     own = (length[slates][..., 0] > 0).sum(1)  # cosines of the items with themselves
@@ -123,6 +125,7 @@ def novelty(slates: Int[np.ndarray, "U K"], popularity: Float[np.ndarray, " n_it
 
     An item nobody knows counts as known to half of the least share there is.
     """
+    popularity = np.asarray(popularity, float)
     floor = popularity[popularity > 0].min() / 2
     return -np.log2(np.maximum(popularity, floor))[_full(slates)].mean(1)
 
@@ -131,6 +134,7 @@ def popularity_bias(
     slates: Int[np.ndarray, "U K"], popularity: Float[np.ndarray, " n_items"], known: Int[np.ndarray, "U n"]
 ) -> Float[np.ndarray, " U"]:
     """How much more popular the slate is than what the user knows: mean / mean − 1. 0: as popular, 1: twice as."""
+    popularity, known = np.asarray(popularity, float), np.asarray(known)
     own = np.where(known >= 0, popularity[np.maximum(known, 0)], 0).sum(1) / (known >= 0).sum(1)
     return popularity[_full(slates)].mean(1) / own - 1
 
@@ -143,6 +147,7 @@ def interest_coverage(
     `labels` says which interests (genres) an item belongs to, `wanted` which ones the user has: true and false, or
     weights such as a planted π_u, which then count by their size. NaN for a user who has none.
     """
+    labels, wanted = np.asarray(labels), np.asarray(wanted)
     met = np.zeros(wanted.shape, bool)
     for column in _full(slates).T:  # (U,) items at one place
         met |= labels[column] > 0
@@ -155,10 +160,17 @@ def interest_coverage(
 
 
 def _per_user(of_ranks, ranked: Ids, relevant: Ids, k: int | None) -> float | Float[np.ndarray, " U"]:
-    if k is not None and not (isinstance(k, int | np.integer) and k >= 1):
+    whole = of_ranks is average_precision_of_ranks and k is None
+    if not whole and not (isinstance(k, int | np.integer) and k >= 1):
         raise BachError(f"k should be a whole number ≥ 1; got {k!r}")
+    if isinstance(ranked, set | frozenset):
+        raise BachError("ranked is a set, which has no order: give a list, best first")
+    if not all(isinstance(x, Iterable) for x in (ranked, relevant)):
+        raise BachError(f"ranked and relevant should be lists of item ids; got {ranked!r:.40} and {relevant!r:.40}")
     ranked, relevant = (np.asarray(x) if hasattr(x, "__array__") else list(x) for x in (ranked, relevant))
     one = not (len(ranked) and np.ndim(ranked[0]))
+    if not one and len(relevant) and not isinstance(relevant[0], Iterable):
+        raise BachError("ranked holds a list per user, so relevant should hold one per user, too")
     lists, wanted = _lists([ranked] if one else ranked, "ranked"), _lists([relevant] if one else relevant, "relevant")
     if len(lists) != len(wanted):
         raise BachError(f"ranked has {len(lists)} lists and relevant {len(wanted)}: there should be one each per user")
@@ -173,7 +185,7 @@ def _per_user(of_ranks, ranked: Ids, relevant: Ids, k: int | None) -> float | Fl
 
 def _lists(given: Ids, name: str) -> Int[np.ndarray, "U n"]:
     """(U, n) ids, shorter lists filled with −1."""
-    if isinstance(given, np.ndarray) and given.ndim == 2 and np.issubdtype(given.dtype, np.integer):
+    if isinstance(given, np.ndarray) and given.ndim == 2 and given.size and np.issubdtype(given.dtype, np.integer):
         return given
     rows = [np.asarray(list(row)) for row in given]
     if wrong := [row for row in rows if row.ndim != 1 or (len(row) and not np.issubdtype(row.dtype, np.integer))]:

@@ -22,7 +22,6 @@ from tqdm.auto import tqdm
 from bachlib import BachError
 from bachlib.data.dataset import Dataset, Split
 from bachlib.evaluate import metrics
-from bachlib.model.towers import PiTable
 from bachlib.records import canonical_json, short_hash, write_table, write_text
 from bachlib.train.run import Run
 from bachlib.train.validation import Exclude, earlier_items, ranks, sample_users, score_blocks
@@ -69,10 +68,15 @@ class Evaluation:
         stem = Path(folder) / f"evaluation-{split}"
         if not stem.with_suffix(".json").exists():
             raise BachError(f"{folder} has not been evaluated on its {split} items: bach evaluate {folder} does it")
-        told = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
-        table = pd.read_parquet(stem.with_suffix(".parquet"))
+        try:
+            told = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
+            told = {key: told[key] for key in ("means", "protocol", "about")}
+            table = pd.read_parquet(stem.with_suffix(".parquet"))
+        except (ValueError, KeyError, TypeError, OSError) as error:  # pyarrow's are among these
+            raise BachError(f"{stem}.* is damaged ({error}); bach evaluate {folder} writes it anew") from None
         order, slates = (table.filter(regex=f"^{part}_") for part in ("rank", "slate"))
         per_user = table.drop(columns=[*order, *slates])
+        told["means"] = {name: told["means"][name] for name in dict.fromkeys([*per_user, *told["means"]])}
         return cls(per_user, **told, ranks=order.to_numpy(), slates=slates.to_numpy() if len(slates.columns) else None)
 
     def __repr__(self) -> str:
@@ -94,18 +98,24 @@ def evaluate(
 ) -> Evaluation:
     """Rank the whole catalogue for every user (at most `max_users`, drawn with `seed`) and measure.
 
-    `model` is any method of the table, or a `Run`, whose best weights are taken. On a `dataset.strict()` only its cold
-    users are looked at, and the model has to be one that was built on it. `slate=K` adds hit rate, diversity, novelty,
+    `model` is any method of the table, a `Run`, whose best weights are taken, or a module of your own with
+    `score(history)`, (B, n_hist) item ids → (B, n_items). On a `dataset.strict()` only its cold users are looked at. A
+    model or run that was made with other data is refused. `slate=K` adds hit rate, diversity, novelty,
     popularity bias, interest coverage and catalogue coverage of the first K items.
     """
     about = {}
     if isinstance(model, Run):
-        about = {"run": model.folder.name, "train": model.about["identity"]["train"], "status": model.status}
-        about["valid_auprc"] = (model.best or {}).get("auprc")
+        about = _about_run(model)
+        dataset.check_same(model.about["identity"]["data"]["content_hash"], f"{model.folder.name} was trained")
         model = model.model
-    _check_cold(model, dataset)
-    if not 0 <= slate <= dataset.n_items - int(dataset.lengths.max()) - 1:
-        raise BachError(f"slate={slate}: should be 0 (none) or at most what is left for every user")
+    if not hasattr(model, "score"):
+        raise BachError(f"evaluate wants a model or a Run (Run.load(folder, dataset)); got {type(model).__name__}")
+    dataset.check_same(getattr(model, "built_on", None), "the model was built")
+    left = dataset.n_items - int(dataset.lengths.max()) - 1
+    if not (isinstance(slate, int) and 0 <= slate <= left):
+        raise BachError(f"slate={slate}: should be 0 (none) or up to {left}, what is left for every user")
+    if max_users < 1:
+        raise BachError(f"max_users={max_users}: should be at least 1")
     users = sample_users(dataset, max_users, seed, cold=dataset.cold is not None)
     found, slates = [], []
     with tqdm(total=len(users), unit=" users", delay=2, leave=False, disable=True if quiet else None) as bar:
@@ -142,7 +152,7 @@ def slate_table(
     A user's interests are the genres of his held-out items: what he went on to want.
     """
     K = slates.shape[1]
-    counts = np.asarray(dataset.matrix("train").sum(0))[0]
+    counts = np.asarray(dataset.matrix("train").sum(0), float)[0]
     popularity = counts / len(dataset.warm)
     rows, items = earlier_items(dataset, users, split)
     known = np.full((len(users), int(np.bincount(rows).max())), -1)
@@ -181,16 +191,12 @@ def _first(scores: torch.Tensor, k: int) -> Int[np.ndarray, "B k"]:
     return kept.gather(1, order).cpu().numpy()
 
 
-def _check_cold(model: nn.Module, dataset: Dataset) -> None:
-    if dataset.cold is None:
-        return
-    if getattr(model, "built_on", None) != dataset.meta["content_hash"]:
-        raise BachError(
-            f"the model was built on other data than {dataset!r}: it may have seen the users that should be cold. "
-            "Build and train it on dataset.strict()"
-        )
-    if isinstance(getattr(model, "gate", None), PiTable):
-        raise BachError("pi='table' has no row that was trained for a cold user; take pi='gate'")
+def _about_run(run: Run) -> dict[str, Any]:
+    """What a table has to know of a training: what was set, how long it could go on, whether it ended."""
+    train = run.about["identity"]["train"] | run.about.get("limits", {})
+    chosen = run.best["auprc"] if run.best and run.weights == "best" else None  # of these weights
+    told = {"run": run.folder.name, "train": train, "status": run.status, "weights": run.weights}
+    return told | {"valid_auprc": chosen}
 
 
 def _described(model: nn.Module) -> dict[str, Any]:

@@ -1,9 +1,11 @@
 """Many seeds × many users: intervals, tests, and the paper's table with both.
 
-Two things vary: the users we happened to evaluate, and the seed a model was trained with. `paired_bootstrap` draws both
-anew, the same users for both methods; its intervals are for "another sample of users and another training". The
-permutation test swaps the two methods' results user by user: its p is for "these trained models on other users". With
-one seed the first is as narrow as the second, and says nothing about another training.
+Two things vary: the users we happened to evaluate, and the seed a model was trained with. `paired_bootstrap` draws
+both anew, the same users for both methods, each method's seeds on their own (two methods share little of what a seed
+decides); its intervals are for "another sample of users and another training". The permutation test swaps the two
+methods' results user by user: its p is for "these trained models on other users". With one seed the interval says
+nothing about another training, and with two or three it is a guess: where training noise was a fifth of a user's, 95%
+intervals held the truth in 86% of simulated worlds with two seeds and in 89% with three.
 """
 
 from __future__ import annotations
@@ -34,17 +36,9 @@ class Comparison(NamedTuple):
     gain: Interval  # mean a / mean b − 1
 
 
-def draws(
-    values: Sequence[Values], n: int = 2_000, seed: int = 0, seeds: Sequence[object] | None = None
-) -> Float[np.ndarray, "n M"]:
-    """`n` means of each of M methods over redrawn users and redrawn seeds.
-
-    The users are the same for all methods in a draw. So are the seeds of methods that have the same `seeds`; those of
-    others are drawn on their own.
-    """
-    values = [np.atleast_2d(np.asarray(v, float)) for v in values]
-    if len({v.shape[1] for v in values}) > 1:
-        raise BachError(f"paired values should be of the same users; got {[v.shape[1] for v in values]} of them")
+def draws(values: Sequence[Values], n: int = 2_000, seed: int = 0) -> Float[np.ndarray, "n M"]:
+    """`n` means of each of M methods over redrawn users, the same for all methods, and redrawn seeds, their own."""
+    values = _checked(values)
     n_users, rng = values[0].shape[1], np.random.default_rng(seed)
     stacked = np.concatenate(values)  # (M·S, U)
     means = np.empty((n, len(stacked)))
@@ -52,12 +46,10 @@ def draws(
         picked = rng.integers(n_users, size=(min(BATCH, n - start), n_users))
         times = np.stack([np.bincount(row, minlength=n_users) for row in picked])  # how often a user is drawn
         means[start : start + BATCH] = times @ stacked.T / n_users
-    seeds = list(seeds) if seeds is not None else [len(v) for v in values]
-    out, start, drawn = np.empty((n, len(values))), 0, {}
+    out, start = np.empty((n, len(values))), 0
     for m, v in enumerate(values):
-        if (seeds[m], len(v)) not in drawn:
-            drawn[seeds[m], len(v)] = rng.integers(len(v), size=(n, len(v)))
-        out[:, m] = np.take_along_axis(means[:, start : start + len(v)], drawn[seeds[m], len(v)], 1).mean(1)
+        seeds = rng.integers(len(v), size=(n, len(v)))
+        out[:, m] = np.take_along_axis(means[:, start : start + len(v)], seeds, 1).mean(1)
         start += len(v)
     return out
 
@@ -79,7 +71,7 @@ def paired_bootstrap(a: Values, b: Values, n: int = 2_000, seed: int = 0, level:
 
 def permutation_test(a: Values, b: Values, n: int = 10_000, seed: int = 0) -> float:
     """Two-sided p of "the two are interchangeable for every user"; seeds are averaged first."""
-    a, b = (np.atleast_2d(np.asarray(x, float)).mean(0) for x in (a, b))
+    a, b = (x.mean(0) for x in _checked([a, b]))
     return float(sign_flips((a - b)[None], n, seed)[0])
 
 
@@ -104,3 +96,12 @@ def holm(p: Sequence[float]) -> Float[np.ndarray, " m"]:
     corrected = np.empty(len(p))
     corrected[order] = np.minimum(np.maximum.accumulate(stepped), 1.0)
     return corrected
+
+
+def _checked(values: Sequence[Values]) -> list[Values]:
+    values = [np.atleast_2d(np.asarray(v, float)) for v in values]
+    if len({v.shape[1] for v in values}) > 1:
+        raise BachError(f"paired values should be of the same users; got {[v.shape[1] for v in values]} of them")
+    if any(np.isnan(v).any() for v in values):
+        raise BachError("there are users without a value (NaN); leave them out for all methods")
+    return values

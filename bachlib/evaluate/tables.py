@@ -30,7 +30,9 @@ from bachlib.records import canonical_json, differences
 class Table:
     """`numbers` has a row per method and metric; shown, it is the paper's table."""
 
-    numbers: pd.DataFrame  # method, metric, seeds, mean, low, high, gain, gain_low, gain_high, difference, p, p_holm
+    numbers: (
+        pd.DataFrame
+    )  # method, k, metric, seeds, users, mean, low, high, gain (and its interval), difference, p, p_holm
     baseline: str
     protocol: dict[str, Any]
     level: float = 0.95
@@ -50,16 +52,16 @@ class Table:
                 for row in self.numbers.itertuples()
             ]
         )  # fmt: skip
-        return self._wide("text", cells).drop(index=self.baseline)
+        return self._named(self._wide("text", cells).drop(index=self.baseline))
 
     def cells(self, bold: tuple[str, str] = ("**", "**"), digits: int = 4) -> pd.DataFrame:
         """The table as text: mean, half the width of its interval, ▲ or ▼ where it differs from the baseline."""
-        best = self.means.round(digits).max()
+        best = {metric: f"{value:.{digits}f}" for metric, value in self.means.max().items()}
         cells = self.numbers.assign(
-            text=[self._cell(row, bold if round(row.mean, digits) == best[row.metric] else ("", ""), digits)
+            text=[self._cell(row, bold if f"{row.mean:.{digits}f}" == best[row.metric] else ("", ""), digits)
                   for row in self.numbers.itertuples()]
         )  # fmt: skip
-        return self._wide("text", cells)
+        return self._named(self._wide("text", cells))
 
     def markdown(self) -> str:
         return _rows(self.cells(), "| ", " | ", " |", "| " + " | ".join(["---"] * (1 + len(self.means.columns))) + " |")
@@ -69,7 +71,7 @@ class Table:
         cells = self.cells(("\\textbf{", "}"))
         for plain, tex in {"±": "$\\pm$", "▲": "$^{\\ast}$", "▼": "$^{\\dagger}$"}.items():
             cells = cells.map(lambda text, a=plain, b=tex: text.replace(a, b))
-        return _rows(cells, "", " & ", " \\\\", "\\midrule")
+        return _rows(cells.rename(index=lambda name: name.replace("_", "\\_")), "", " & ", " \\\\", "\\midrule")
 
     def _repr_html_(self) -> str:
         cells = self.cells(("<b>", "</b>"))
@@ -92,6 +94,8 @@ class Table:
             f"▲▼: differs from {self.baseline}: paired permutation test over users, Holm-corrected over the table,",
             f"p < {1 - self.level:.2g}, and the interval of the gain over users and seeds leaves 0 out.",
         ]
+        if (fewer := self.numbers.groupby("metric", sort=False)["users"].first()).nunique() > 1:
+            parts.append("Users with a value: " + ", ".join(f"{metric} {n:,}" for metric, n in fewer.items()) + ".")
         if 1 in n_seeds:
             parts.append("One seed: of another training nothing is said.")
         return " ".join(parts)
@@ -105,9 +109,16 @@ class Table:
 
     def _mark(self, row: Any, up: str = "*", down: str = "*") -> str:
         """Both must say so: the test, which knows users only, and the interval, which knows seeds too."""
-        if not row.p_holm < 1 - self.level or row.gain_low <= 0 <= row.gain_high:
+        if not (row.p_holm < 1 - self.level and (row.gain_low > 0 or row.gain_high < 0)):
             return ""
         return up if row.difference > 0 else down
+
+    def _named(self, table: pd.DataFrame) -> pd.DataFrame:
+        """With k in the names of the rows, where the multi-head methods do not all have the same."""
+        k_of = self.numbers.groupby("method")["k"].first()
+        several = {k for k in k_of.dropna() if k > 1}
+        shown = {m: f"{m}, k = {k:.0f}" for m, k in k_of.items() if len(several) > 1 and k > 1 and "k = " not in m}
+        return table.rename(index=shown)
 
     def _wide(self, column: str, numbers: pd.DataFrame | None = None) -> pd.DataFrame:
         numbers = self.numbers if numbers is None else numbers
@@ -127,8 +138,13 @@ def table(
 ) -> Table:
     """The paper's table of these evaluations (run folders are looked up), against `baseline`, a row of it.
 
-    `best_over_k` keeps for each method the k with the best *validation* AUPRC, as the paper's main tables do.
+    `best_over_k` keeps for each method the k with the best *validation* AUPRC, as the paper's main tables do. A user
+    without a value in a metric (no genres, say) is left out of it for all methods.
     """
+    if isinstance(evaluations, Evaluation | str | Path):
+        raise BachError("table wants a list of evaluations or run folders, not a single one")
+    if not 0 < level < 1:
+        raise BachError(f"level={level}: should be between 0 and 1, e.g. 0.95")
     found = [e if isinstance(e, Evaluation) else Evaluation.load(e) for e in evaluations]
     if not found:
         raise BachError("there is nothing to compare: give evaluations or folders of evaluated runs")
@@ -138,29 +154,26 @@ def table(
             raise BachError(f"{e.label} has no {', '.join(missing)}; it has {', '.join(e.per_user)}")
     groups = _grouped(_best_over_k(found) if best_over_k else found)
     if baseline not in groups:
-        raise BachError(f"baseline={baseline!r} is not among the rows: {', '.join(groups)}")
-    values = {
-        (name, metric): np.stack([e.per_user[metric].to_numpy() for e in group])
-        for name, group in groups.items()
-        for metric in metrics
-    }
-    seeds = [tuple(map(_seed, groups[name])) for name, _ in values]
-    drawn = dict(zip(values, draws(list(values.values()), n_draws, seed, seeds).T, strict=True))
-    rows = []
-    for (name, metric), value in values.items():
-        mean, base = value.mean(), values[baseline, metric].mean()
-        with np.errstate(divide="ignore", invalid="ignore"):
-            gain = interval(mean / base - 1, drawn[name, metric] / drawn[baseline, metric] - 1, level)
-        whole = interval(mean, drawn[name, metric], level)
-        rows.append([name, metric, len(value), *whole, *gain, mean - base])
-    names = "method metric seeds mean low high gain gain_low gain_high difference".split()
-    numbers = pd.DataFrame(rows, columns=names)
-    others = [key for key in values if key[0] != baseline]
-    numbers["p"] = numbers["p_holm"] = np.nan
-    if others:
-        p = sign_flips(np.stack([values[key].mean(0) - values[baseline, key[1]].mean(0) for key in others]), seed=seed)
-        apart = (numbers["method"] != baseline).to_numpy()
-        numbers.loc[apart, "p"], numbers.loc[apart, "p_holm"] = p, holm(p)
+        raise BachError(f"baseline={baseline!r} should be one of the rows: {', '.join(groups)}")
+    rows, p = [], []
+    for metric in metrics:
+        values = {name: np.stack([e.per_user[metric].to_numpy() for e in group]) for name, group in groups.items()}
+        there = ~np.isnan(np.concatenate(list(values.values()))).any(0)
+        values = {name: value[:, there] for name, value in values.items()}
+        base, drawn = values[baseline], dict(zip(values, draws(list(values.values()), n_draws, seed).T, strict=True))
+        p += sign_flips(np.stack([value.mean(0) - base.mean(0) for value in values.values()]), seed=seed).tolist()
+        for name, value in values.items():
+            with np.errstate(divide="ignore", invalid="ignore"):
+                gain = value.mean() / base.mean() - 1, drawn[name] / drawn[baseline] - 1
+            k = groups[name][0].about.get("k")
+            numbers = [*interval(value.mean(), drawn[name], level), *interval(*gain, level), value.mean() - base.mean()]
+            rows.append([name, k, metric, len(value), int(there.sum()), *numbers])
+    names = "method k metric seeds users mean low high gain gain_low gain_high difference".split()
+    numbers = pd.DataFrame(rows, columns=names).assign(p=np.nan, p_holm=np.nan)
+    others = (numbers["method"] != baseline).to_numpy()
+    if others.any():
+        p = np.array(p)[others]
+        numbers.loc[others, "p"], numbers.loc[others, "p_holm"] = p, holm(p)
     return Table(numbers, baseline, found[0].protocol, level)
 
 
@@ -191,7 +204,7 @@ def _grouped(evaluations: Sequence[Evaluation]) -> dict[str, list[Evaluation]]:
         name = method + (f" ({', '.join(f'{k} = {_settings(group[0]).get(k)}' for k in apart)})" if apart else "")
         if len({_seed(e) for e in group}) < len(group):
             raise BachError(f"{name}: seed {_seed(group[0])} is there twice; one evaluation per seed")
-        named[name] = sorted(group, key=lambda e: repr(_seed(e)))
+        named[name] = group
     order = list(METHODS)
     place = {
         name: order.index(group[0].label) if group[0].label in order else len(order) for name, group in named.items()
@@ -213,8 +226,9 @@ def _best_over_k(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
 
 
 def _settings(e: Evaluation) -> dict[str, Any]:
-    """All parameters but the seeds."""
+    """All parameters but the seeds; also whether the training ended and which weights these are."""
     both = {**e.about.get("model", {}), **e.about.get("train", {})}
+    both |= {key: e.about.get(key, usual) for key, usual in (("status", "finished"), ("weights", "best"))}
     return {key: value for key, value in both.items() if key != "seed"}
 
 

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import nn
 
+from bachlib import BachError
 from bachlib.data.dataset import Dataset, Split
 from bachlib.evaluate.metrics import dcg_of_ranks, ideal_dcg, ndcg_of_ranks
 from bachlib.train.validation import score_blocks
@@ -41,7 +42,9 @@ def sampled_ranks(
     for block in score_blocks(model, dataset, users, split):
         scores, targets = block.scores.cpu(), block.targets.cpu()
         own = scores.gather(1, targets)
-        allowed = scores.isfinite().scatter(1, targets, False).float()
+        allowed = (scores > -torch.inf).scatter(1, targets, False).float()
+        if int(allowed.sum(1).min()) < n:
+            raise BachError(f"n={n}: somebody has only {int(allowed.sum(1).min())} items left to sample from")
         picked = torch.from_numpy(rng.random(allowed.shape, dtype=np.float32)).mul_(allowed).topk(n, dim=1).indices
         better = scores.gather(1, picked)[:, None, :] > own[:, :, None]  # (B, m, n)
         found.append(1 + better.sum(2).numpy())

@@ -104,6 +104,8 @@ def build(
         return _built(MostPop(dataset, config), dataset)
     if row.kernel is None and p.kernel is not None:
         raise BachError(f"kernel={p.kernel!r}: {name} has no kernel, only the BACH methods do")
+    if p.pi == "table" and dataset.cold is not None:
+        raise BachError("pi='table' has no row that is trained for a cold user; take pi='gate'")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(p.seed)
         if item_tower is None:
@@ -124,7 +126,7 @@ def build(
 
 
 def _built(model: TwoTower | MostPop, dataset: Dataset) -> TwoTower | MostPop:
-    model.built_on = dataset.meta["content_hash"]  # so that cold users can be told from others
+    model.built_on = dataset.meta["content_hash"]  # its item table and counts are of this data
     return model.eval()
 
 

@@ -15,8 +15,6 @@ The candidate set C_n is a *set*: with `ids`, another copy of a row's own positi
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -24,7 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bachlib import BachError
-from bachlib.model.onepass import copies_of_positive, in_full, reconstruction, rows_per_block
+from bachlib.model.onepass import copies_of_positive, in_full, reconstruction
 from bachlib.model.sphere import PowerSpherical, VonMisesFisher, check_unit
 
 
@@ -124,63 +122,6 @@ def log_density(
     _same_shape(log_pi=log_pi, kappa=kappa, heads=heads[..., 0])
     t = heads @ items.T  # (B, k, n)
     return (log_pi[..., None] + kernel.log_density(t, kappa[..., None], heads.shape[-1])).logsumexp(1)
-
-
-@torch.no_grad()
-def scores(
-    heads: Float[Tensor, "B k d"],
-    items: Float[Tensor, "n d"],
-    log_pi: Float[Tensor, "B k"],
-    kappa: Float[Tensor, "B k"],
-    kernel: PowerSpherical | VonMisesFisher,
-) -> Float[Tensor, "B n"]:
-    """`log_density` for serving: a block of items at a time, in the type of the heads, without gradient."""
-    out = heads.new_empty(len(heads), len(items))
-    for block, t in _log2_terms(heads, items, log_pi, kappa, kernel):
-        top = t.amax(1, keepdim=True)
-        out[:, block] = t.sub_(top).exp2_().sum(1).log2_().add_(top[:, 0])
-    return out.mul_(math.log(2))
-
-
-SPAN = 150  # bits between the densities of two items that one float32 scale can hold with room to spare
-
-
-@torch.no_grad()
-def ranking_scores(
-    heads: Float[Tensor, "B k d"],
-    items: Float[Tensor, "n d"],
-    log_pi: Float[Tensor, "B k"],
-    kappa: Float[Tensor, "B k"],
-    kernel: PowerSpherical | VonMisesFisher,
-    around: Int[Tensor, "B m"],
-) -> Float[Tensor, "B n"]:
-    """What ranks the items `around` among all as `scores` does, without its maxima and logarithms.
-
-    It is m(i | u), scaled so that the least of a row's items `around` gets 2^-40: what lies far below it may become 0
-    and what lies far above ∞, and both stay on their side. Where the items are too far apart for that: `scores`.
-    """
-    parts = log_pi[:, None] + kernel.log_density(items[around] @ heads.mT, kappa[:, None], heads.shape[-1])
-    of_around = parts.logsumexp(-1)  # (B, m)
-    low, high = of_around.aminmax(dim=1)
-    if bool((high - low > SPAN * math.log(2)).any()):
-        return scores(heads, items, log_pi, kappa, kernel)
-    out = heads.new_empty(len(heads), len(items))
-    for block, t in _log2_terms(heads, items, log_pi - low[:, None] - 40 * math.log(2), kappa, kernel):
-        torch.sum(t.exp2_(), 1, out=out[:, block])
-    return out
-
-
-def _log2_terms(heads, items, log_pi, kappa, kernel) -> Iterator[tuple[slice, Float[Tensor, "B k b"]]]:
-    """(block of items, log₂ π_r C_d(κ_r) ω_κ(t) of its items), in one place that the next block overwrites."""
-    B, k, d = heads.shape
-    weight = ((log_pi + kernel.log_normalizer(kappa.double(), d)) / math.log(2)).to(heads)[..., None]  # (B, k, 1)
-    kappa, rows = (kappa / math.log(2)).to(heads)[..., None], heads.reshape(-1, d)
-    size = min(rows_per_block(B * k), len(items))
-    room = heads.new_empty(B * k * size)
-    for start in range(0, len(items), size):
-        some = items[start : start + size]
-        t = torch.mm(rows, some.T, out=room[: B * k * len(some)].view(B * k, -1)).view(B, k, -1)
-        yield slice(start, start + size), kernel.log_omega_(t, kappa).add_(weight)
 
 
 # ------------------------------------------------------------------------------------------------ the training loss

@@ -37,8 +37,8 @@ class PowerSpherical:
         return value.to(t)
 
     def log_omega_(self, t: Float[Tensor, ...], kappa: Float[Tensor, ...]) -> Float[Tensor, ...]:
-        """κ log(1 + t), in the place and type of t: for serving, where only the order counts."""
-        return t.clamp_(min=torch.finfo(t.dtype).eps - 1).log1p_().mul_(kappa)
+        """κ log(1 + t), in the place and type of t, for serving; not a number where rounding took t below −1."""
+        return t.log1p_().mul_(kappa)
 
     def mean_resultant(self, kappa: Float[Tensor, ...], d: int) -> Float[Tensor, ...]:
         """E[t] = κ / (κ + d − 1)."""

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, normalize
 
 from bachlib import BachError
-from bachlib.model import mixture, routing
+from bachlib.model import mixture, routing, scoring
 from bachlib.model.onepass import in_full
 from bachlib.model.sphere import KERNELS
 from bachlib.model.towers import Codebook, KappaNet, PiTable
@@ -77,7 +78,7 @@ class TwoTower(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return next(iter([*self.parameters(), *self.buffers()])).device
+        return next(chain(self.parameters(), self.buffers())).device
 
     def items(self, ids: Int[Tensor, " n"] | None = None) -> Float[Tensor, "n d"]:
         """Unit embeddings v of all items, or of these."""
@@ -149,9 +150,9 @@ class TwoTower(nn.Module):
         tokens = self._tokens(history, None if self.history == "frozen" else items)
         heads, log_pi, kappa = self._encode(tokens, history, user)
         if self.kernel and around is not None:
-            return mixture.ranking_scores(heads, items, log_pi, kappa, self.kernel, self._ids(around))
+            return scoring.ranking_scores(heads, items, log_pi, kappa, self.kernel, self._ids(around))
         if self.kernel:  # mixture density (eq. 23)
-            return mixture.scores(heads, items, log_pi, kappa, self.kernel)
+            return scoring.scores(heads, items, log_pi, kappa, self.kernel)
         return torch.stack([heads[:, r] @ items.T for r in range(heads.shape[1])]).amax(0)  # max over heads (eq. 8)
 
     # ------------------------------------------------------------------------------------------------ training

@@ -17,7 +17,7 @@ from torch import nn
 
 from bachlib import NotFinite
 from bachlib.data import Dataset, Windows
-from bachlib.data.dataset import Batch
+from bachlib.data.windows import Batch
 from bachlib.params import TrainParams, validated
 from bachlib.train import checkpoint
 from bachlib.train.guard import diverged, stopped_by_ctrl_c
@@ -44,6 +44,7 @@ def fit(
     after the step and keeps all.
     """
     p = params if isinstance(params, TrainParams) else validated(TrainParams, params or {}, "training")
+    dataset.check_same(getattr(model, "built_on", None), "the model was built")
     device = chosen_device(p.device)
     with group(device) as team, torch.random.fork_rng(), stopped_by_ctrl_c() as stop:
         folder = Path(out) if out else None

@@ -32,6 +32,8 @@ FREE = {"epochs", "patience", "device", "checkpoint_seconds"}
 class Run:
     """`model` has the best weights; `history` is a table; `status` is running, finished, stopped or diverged."""
 
+    weights = "best"  # which ones the model has
+
     def __init__(self, folder: Path, model: nn.Module, about: dict[str, Any]):
         self.folder, self.model, self.about = folder, model, about
 
@@ -58,6 +60,7 @@ class Run:
             | {key: dataset.meta[key] for key in ("content_hash", "strict") if key in dataset.meta},
             "train": {name: value for name, value in params.model_dump().items() if name not in FREE},
         }
+        limits = {"epochs": params.epochs, "patience": params.patience}
         if folder is None:
             name = f"{model.config.get('method', 'own')}-{dataset.folder.name}-{short_hash(identity)}"
             folder = output_dir("runs", name)
@@ -68,13 +71,13 @@ class Run:
                     f"{folder} holds another run: {'; '.join(different)}. "
                     "Choose another folder, or fresh=True to replace it"
                 )
-            return cls(folder, model, there)
+            return cls(folder, model, there | {"limits": limits})
         folder.mkdir(parents=True, exist_ok=True)
         old = ("resume.safetensors", "best.safetensors", "last.safetensors", "history.parquet")
         for path in [*(folder / name for name in old), *folder.glob("evaluation-*"), *folder.glob(".*.partial")]:
             path.unlink(missing_ok=True)
         write_text(folder / "environment.json", canonical_json(versions()))
-        run = cls(folder, model, {"identity": identity, "status": "running", "best": None})
+        run = cls(folder, model, {"identity": identity, "limits": limits, "status": "running", "best": None})
         run.write()
         return run
 
@@ -90,11 +93,12 @@ class Run:
             params = dict(config["params"])
             method = config["method"] if config["method"] != "own" else Method(**config["row"])
             model = build(method, dataset, params.pop("k"), **params)
-        if about["identity"]["data"]["content_hash"] != dataset.meta["content_hash"]:
-            raise BachError(f"{folder} was trained on another data set than {dataset!r}")
+        dataset.check_same(about["identity"]["data"]["content_hash"], f"{folder} was trained")
         if any(True for _ in model.parameters()):
             load_weights(model, folder / f"{weights}.safetensors")
-        return cls(folder, model.eval(), about)
+        run = cls(folder, model.eval(), about)
+        run.weights = weights
+        return run
 
     def write(self, rows: list[dict[str, Any]] | None = None, **about: Any) -> None:
         self.about |= about
@@ -132,4 +136,7 @@ def split_params(settings: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
 def read_about(folder: Path) -> dict[str, Any]:
     if not (folder / "run.json").exists():
         raise BachError(f"{folder} is not a run (it has no run.json)")
-    return json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    try:
+        return json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    except ValueError:
+        raise BachError(f"{folder / 'run.json'} is damaged; train anew with fresh=True") from None

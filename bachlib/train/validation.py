@@ -6,6 +6,7 @@ same function: what picks the weights in training and what is reported cannot dr
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from bachlib import BachError, NotFinite
 from bachlib.data.dataset import Dataset, Split
+from bachlib.params import N_HIST
 
 BLOCK = 1 << 21  # scores at a time
 
@@ -51,22 +53,25 @@ def score_blocks(
     """The catalogue scored for all users, a block at a time; `only_targets`: good for ranking these, cheaper."""
     if exclude not in Exclude.__args__:
         raise BachError(f"exclude={exclude!r}: should be one of {', '.join(Exclude.__args__)}")
-    was_training = model.training
+    was_training, n_hist = model.training, getattr(model, "n_hist", N_HIST)
     model.eval()
+    takes = inspect.signature(model.score).parameters  # a model of your own may only take a history
     items = model.items() if hasattr(model, "item_tower") else None
     size = max(1, BLOCK // dataset.n_items)
     try:
         for start in range(0, len(users), size):
             block = users[start : start + size]
-            history, targets = dataset.history(block, split, model.n_hist), dataset.targets(block, split)
-            scores = model.score(history, user=block, items=items, around=targets if only_targets else None)
+            history, targets = dataset.history(block, split, n_hist), dataset.targets(block, split)
+            also = {"user": block, "items": items, "around": targets if only_targets else None}
+            scores = torch.as_tensor(model.score(history, **{name: also[name] for name in also if name in takes}))
+            if scores.shape != (len(block), dataset.n_items):
+                wanted = f"(B, n_items) = {(len(block), dataset.n_items)}"
+                raise BachError(f"score should return {wanted} numbers for this data set; got {tuple(scores.shape)}")
             if bool(scores.sum().isnan()):  # a comparison with them is always false: every target would rank first
                 raise NotFinite("the scores of the model are not numbers: its weights have diverged")
             scores = scores.clone() if items is None else scores
             if exclude != "nothing":
-                scores[
-                    earlier_items(dataset, block, split, model.n_hist if exclude == "history" else None)
-                ] = -torch.inf
+                scores[earlier_items(dataset, block, split, n_hist if exclude == "history" else None)] = -torch.inf
             yield Scored(block, scores, torch.as_tensor(targets, device=scores.device))
     finally:
         model.train(was_training)
@@ -99,15 +104,17 @@ def earlier_items(
 
 
 def ranks(scores: Float[Tensor, "B n"], targets: Int[Tensor, "B m"]) -> Int[np.ndarray, "B m"]:
-    """1 + how many items are better, or as good with a lower number. No sort: that many comparisons are cheaper."""
+    """1 + how many items are better, or as good with a lower number. No sort: ten comparisons an item are cheaper."""
     if scores.device.type != "cpu":
         return plain_ranks(scores, targets).cpu().numpy()
     values, wanted = scores.numpy(), targets.numpy()
-    found = np.empty(wanted.shape, np.int64)
-    for row, (value, items) in enumerate(zip(values, wanted, strict=True)):
+    found, better = np.empty(wanted.shape, np.int64), np.empty(values.shape[1], bool)
+    for row, (value, items) in enumerate(zip(values, wanted.tolist(), strict=True)):
         for j, item in enumerate(items):
             own = value[item]
-            found[row, j] = 1 + np.count_nonzero(value[:item] >= own) + np.count_nonzero(value[item + 1 :] > own)
+            np.greater_equal(value[: item + 1], own, out=better[: item + 1])  # the item itself is the 1
+            np.greater(value[item + 1 :], own, out=better[item + 1 :])
+            found[row, j] = np.count_nonzero(better)
     return found
 
 

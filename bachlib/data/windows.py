@@ -1,0 +1,109 @@
+"""The training windows (appendix A), and the sampler that draws them.
+
+Stride-1 windows of a training prefix in which 50 items predict one of the next 10, so a user with L ≥ 80 items has
+L − 79 windows. Windows are index arithmetic on the flat array of all sequences and are never stored.
+
+Where `min_items` was lowered, a user too short for a full window gives one, padded on the left with −1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from bachlib import BachError
+from bachlib.params import N_HIST, N_NEXT, N_TEST, N_VALID
+
+if TYPE_CHECKING:
+    from bachlib.data.dataset import Dataset
+
+
+def windows_per_user(
+    lengths: Int[np.ndarray, " n"], n_hist: int = N_HIST, n_next: int = N_NEXT
+) -> Int[np.ndarray, " n"]:
+    """L − 79 for the paper's 50 + 10; one padded window for a sequence too short for that."""
+    prefix = np.asarray(lengths) - N_VALID - N_TEST
+    return np.where(prefix > n_next, np.maximum(prefix - n_hist - n_next + 1, 1), 0)
+
+
+class Batch(NamedTuple):
+    user: np.ndarray  # (B,)
+    history: np.ndarray  # (B, n_hist) item ids, −1 pads on the left
+    positive: np.ndarray  # (B,) one of the next ten
+
+
+class Windows:
+    """The training windows as a sampler: shuffled anew each epoch, one target of the next ten drawn anew each epoch.
+
+    Everything an epoch draws comes from (seed, epoch), so the position is two numbers: `state_dict()` taken at any
+    batch and loaded into a new sampler goes on with the very next batch.
+    """
+
+    def __init__(
+        self, dataset: Dataset, batch_size: int = 512, seed: int = 0, n_hist: int = N_HIST, n_next: int = N_NEXT
+    ):
+        for name, value in (("batch_size", batch_size), ("n_hist", n_hist), ("n_next", n_next)):
+            if value < 1:
+                raise BachError(f"{name} should be at least 1; got {value}")
+        self.dataset, self.batch_size, self.seed, self.n_hist, self.n_next = dataset, batch_size, seed, n_hist, n_next
+        self.counts = windows_per_user(dataset.lengths, n_hist, n_next)
+        if dataset.cold is not None:
+            self.counts[dataset.cold] = 0
+        self.ends = np.cumsum(self.counts)
+        self.epoch = self.step = 0
+        if not len(self):
+            raise BachError(f"{dataset!r} has no sequence long enough for a window of {n_hist} + {n_next} items")
+
+    def __len__(self) -> int:
+        """How many windows there are."""
+        return int(self.ends[-1])
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Full batches only (or a single short one): in-batch negatives want one size. What is left out changes."""
+        return max(1, len(self) // self.batch_size)
+
+    def window(self, index: Int[np.ndarray, " B"]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(user (B,), history (B, n_hist), next items (B, n_next)) of the windows with these numbers."""
+        user = np.searchsorted(self.ends, index, side="right")
+        first = index - self.ends[user] + self.counts[user]  # place of the window among the user's own
+        prefix = self.dataset.lengths[user] - N_VALID - N_TEST
+        end = first + np.minimum(self.n_hist, prefix - self.n_next)  # where the history ends and the next items begin
+        following = (self.dataset.offsets[user] + end)[:, None] + np.arange(self.n_next)
+        return user, self.dataset._before(user, end, self.n_hist), self.dataset.sequences[following].astype(np.int64)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The rest of the current epoch. The position moves as a batch is handed out, in the end to the next."""
+        epoch, steps = self.epoch, self.steps_per_epoch
+        rng = np.random.default_rng([self.seed, epoch])
+        order = rng.permutation(len(self)).astype(np.int64 if len(self) > 2**31 else np.int32)
+        target = rng.integers(self.n_next, size=len(self), dtype=np.uint16)
+        for step in range(self.step, steps):
+            self.epoch, self.step = (epoch, step + 1) if step + 1 < steps else (epoch + 1, 0)
+            index = order[step * self.batch_size : (step + 1) * self.batch_size].astype(np.int64)
+            user, history, following = self.window(index)
+            yield Batch(user, history, following[np.arange(len(index)), target[index]])
+
+    def state_dict(self) -> dict[str, int | str]:
+        return {"epoch": self.epoch, "step": self.step, **self._setting()}
+
+    def load_state_dict(self, state: dict[str, int | str]) -> None:
+        different = {k: (v, state.get(k)) for k, v in self._setting().items() if state.get(k) != v}
+        if different:
+            raise BachError(
+                "this position belongs to another sampler: "
+                + "; ".join(
+                    f"{name} is {ours!r} here and {theirs!r} there" for name, (ours, theirs) in different.items()
+                )
+            )
+        if not (state.get("epoch", -1) >= 0 and 0 <= state.get("step", -1) < self.steps_per_epoch):
+            place = f"epoch {state.get('epoch')}, step {state.get('step')}"
+            raise BachError(f"there is no {place}: an epoch has {self.steps_per_epoch} steps, counted from 0")
+        self.epoch, self.step = state["epoch"], state["step"]
+
+    def _setting(self) -> dict[str, int | str]:
+        setting = {name: getattr(self, name) for name in ("batch_size", "seed", "n_hist", "n_next")}
+        return setting | {"data": self.dataset.meta["content_hash"]}
