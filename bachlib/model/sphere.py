@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -38,6 +39,10 @@ class PowerSpherical:
 
     def log_omega_(self, t: Float[Tensor, ...], kappa: Float[Tensor, ...]) -> Float[Tensor, ...]:
         """κ log(1 + t), in the place and type of t, for serving; not a number where rounding took t below −1."""
+        if t.device.type == "cpu":  # numpy's logarithm takes half the time of torch's
+            with np.errstate(invalid="ignore", divide="ignore"):
+                np.log1p(t.numpy(), out=t.numpy())
+            return t.mul_(kappa)
         return t.log1p_().mul_(kappa)
 
     def mean_resultant(self, kappa: Float[Tensor, ...], d: int) -> Float[Tensor, ...]:
