@@ -1,4 +1,4 @@
-"""Training: resume to the bit, kill −9, Ctrl-C, divergence, early stopping, several processes."""
+"""Training: resume to the bit, kill −9, Ctrl-C, divergence, early stopping."""
 
 import json
 import os
@@ -301,66 +301,6 @@ def test_a_look_that_only_the_cap_asked_for_costs_no_patience(world, tmp_path):
 def test_weights_that_are_not_there_are_said(whole, world):
     with pytest.raises(BachError, match=r"lsat\.safetensors does not exist"):
         Run.load(whole.folder, world, weights="lsat")
-
-
-# ------------------------------------------------------------------------------------------------ several processes
-
-
-def test_two_processes_take_the_step_of_one(world, tmp_path):
-    settings = [f"{name}={value}" for name, value in {**SMALL, **QUICK, "epochs": 1, "dropout": 0.0}.items()]
-    command = ["-m", "bachlib.cli", "train", "p-bach", "--data", str(world.folder), "--k", "3"]
-    command += [x for setting in settings for x in ("--set", setting)]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    for out, start in (("one", [sys.executable]), ("two", torchrun)):
-        done = subprocess.run([*start, *command, "--out", str(tmp_path / out)], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-3000:]
-    one, two = (Run.load(tmp_path / name, world, weights="last") for name in ("one", "two"))
-    exact = one.history.drop(columns=TIMED).iloc[0]
-    for name, value in two.history.drop(columns=TIMED).iloc[0].items():
-        np.testing.assert_allclose(value, exact[name], rtol=2e-3 if "kappa" in name else 5e-4, err_msg=name)
-    assert two.history["loss"][0] == pytest.approx(one.history["loss"][0], abs=1e-4)
-    for (name, x), y in zip(one.model.state_dict().items(), two.model.state_dict().values(), strict=True):
-        assert (x - y).abs().max() < 2e-2, (
-            name
-        )  # 25 steps of Adam, which turns rounding into steps where gradients vanish
-    states = [read_tensors(tmp_path / name / "resume.safetensors")[0] for name in ("one", "two")]
-    gradients = [[x for n, x in state.items() if n.startswith("optimizer.exp_avg.")] for state in states]
-    sizes = [torch.cat([x.flatten() for x in of]).norm().item() for of in gradients]
-    assert sizes[1] == pytest.approx(sizes[0], rel=0.02)  # averaged, not summed: Adam itself would not care
-    assert "(test, 96 users): R@10" in done.stdout and done.stdout.count("epoch   1/1") == 1
-
-
-def test_a_program_may_train_twice_on_two_processes(world, tmp_path):
-    """With parts whose first weights differ from process to process: the first process's are taken."""
-    (tmp_path / "twice.py").write_text(f"""
-import os
-import torch
-from pathlib import Path
-from bachlib.data import Dataset
-from bachlib.model.methods import build
-from bachlib.model.extractors import ComiRecSA
-from bachlib.train import fit
-world = Dataset.load({str(world.folder)!r})
-for n in (1, 2):
-    torch.seed()
-    model = build("p-bach", world, 3, encoder=ComiRecSA(3, 16, 50), **{SMALL!r})
-    fit(model, world, { ({**QUICK, "epochs": 1, "batch_size": 1024})!r}, {str(tmp_path)!r} + f"/run{{n}}", quiet=True)
-    said = Path({str(tmp_path)!r}) / f"said{{n}}.{{os.environ['RANK']}}"  # a file each: one pipe would mix their lines
-    said.write_text(str(model.encoder.positions.double().sum().item()))
-""")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run([*torchrun, str(tmp_path / "twice.py")], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-3000:]
-    first, second = ([(tmp_path / f"said{n}.{rank}").read_text() for rank in (0, 1)] for n in (1, 2))
-    assert first[0] == first[1] and second[0] == second[1] and first != second
-
-
-def test_a_batch_must_be_shared_evenly():
-    from bachlib.train.parallel import Group
-
-    assert Group(1, 2).rows(8) == slice(4, 8)
-    with pytest.raises(BachError, match="should be a multiple of the 3 processes"):
-        Group(0, 3).rows(8)
 
 
 # ------------------------------------------------------------------------------------------------------- small things
