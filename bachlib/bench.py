@@ -241,6 +241,7 @@ BENCHES: dict[str, list[Callable[[], dict[str, Any]]]] = {
         lambda: import_module("bachlib.bench_train").bench_epoch(),
     ],
     "evaluate": [lambda: import_module("bachlib.bench_evaluate").bench_evaluate()],
+    "serve": [],  # `bench_serve.benches` for the sizes that are asked for
 }
 
 

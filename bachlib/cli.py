@@ -150,7 +150,7 @@ def evaluate(
         typer.echo(f"\n{made.latex() if latex else made}\n\nrelative gain over {baseline}\n{made.gains.to_string()}")
 
 
-Bench = StrEnum("Bench", ["prepare", "sphere", "loss", "train", "evaluate"])
+Bench = StrEnum("Bench", ["prepare", "sphere", "loss", "train", "evaluate", "serve"])
 
 
 @app.command()
@@ -158,14 +158,20 @@ def bench(
     what: Annotated[Bench | None, typer.Argument(help="what to measure [default: everything]")] = None,
     shape: Annotated[str | None, typer.Option(help="prepare: only this log, movielens-20m or taobao")] = None,
     rows: Annotated[int | None, typer.Option(help="prepare: rows of the log [default: 20 and 100 million]")] = None,
+    items: Annotated[
+        int | None, typer.Option(help="serve: only this size, e.g. 1000000 [default: 20, 50 and 200 thousand]")
+    ] = None,
 ) -> None:
     """Measure the goals as ratios in one process; the results are kept as JSON."""
     from bachlib.bench import BENCHES, SHAPES, bench_prepare, save
+    from bachlib.bench_serve import SIZES, benches
 
     if shape is not None and shape not in SHAPES:
         raise BachError(f"--shape {shape}: there are {', '.join(SHAPES)}")
     for name in [str(what)] if what else BENCHES:
         chosen = BENCHES[name]
+        if name == "serve":
+            chosen = benches((items,) if items else SIZES)
         if name == "prepare" and (shape or rows):
             chosen = [lambda s=s: bench_prepare(s, rows) for s in ([shape] if shape else SHAPES)]
         results = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from scipy.sparse.linalg import svds
 
 from bachlib import BachError
@@ -24,6 +24,23 @@ class PureSVD(NamedTuple):
     def scores(self, histories: Float[np.ndarray, "B n_items"]) -> Float[np.ndarray, "B n_items"]:
         """x V Vᵀ: PureSVD as a recommender, for rows x of the user–item matrix (dense or sparse)."""
         return (histories @ self.items) @ self.items.T
+
+
+def fold_in(dataset: Dataset, svd: PureSVD, likers: list[Int[np.ndarray, " m"]]) -> Float[np.ndarray, "new rank"]:
+    """Rows of items that came after the decomposition, from the users of the data set who liked each.
+
+    V = Xᵀ U Σ⁻¹ and U = X V Σ⁻¹, so a new column x has the row xᵀ X V Σ⁻². In the scale of the item tower (mean square
+    length 1 over the table), so that `Retriever.add(rows)` takes them as they are.
+    """
+    rows = []
+    matrix = dataset.matrix("train")
+    for users in likers:
+        users = dataset._known(users)
+        if not len(users):
+            raise BachError("an item nobody has liked has no PureSVD row; give Retriever.add a vector of its own")
+        rows.append(matrix[users].sum(0) @ svd.items / svd.singular_values.astype(np.float64) ** 2)
+    n, rank = svd.items.shape
+    return (np.concatenate(rows) * np.sqrt(n / rank)).astype(np.float32)
 
 
 def pure_svd(dataset: Dataset, rank: int = 64, svd_on: Literal["train", "all"] = "train") -> PureSVD:

@@ -40,7 +40,10 @@ class ItemTower(nn.Module):
         nn.init.zeros_(self.residual[2].bias)
 
     def forward(self, ids: Int[Tensor, " n"]) -> Float[Tensor, "n d"]:
-        rows = self.table[ids]
+        return self.embed(self.table[ids])
+
+    def embed(self, rows: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        """Items from their rows, also of items that are not in the table."""
         return rows + self.residual(rows)
 
 

@@ -86,21 +86,53 @@ class TwoTower(nn.Module):
             ids = torch.arange(self.n_items, device=self.device)
         return normalize(in_full(self.item_tower(ids)), dim=-1)
 
-    def encode(self, history: Int[Tensor, "B n"], user: Int[Tensor, " B"] | None = None) -> Encoded:
+    def encode(
+        self,
+        history: Int[Tensor, "B n"],
+        user: Int[Tensor, " B"] | None = None,
+        rows: Float[Tensor, "n_rows d"] | None = None,
+    ) -> Encoded:
         """Heads, log π_u and κ of a history: (B, n) item ids, −1 pads on the left; the last n_hist are looked at.
 
-        `user` is only for `pi="table"`, a free π_u per user of the data set.
+        `user` is only for `pi="table"`, a free π_u per user of the data set. `rows` if you have `model.token_rows()` at
+        hand; they may go on beyond the data set, with items that came later.
         """
-        history = self._checked(history)
-        frozen = self.history == "frozen"
-        return self._encode(self._tokens(history, None if frozen else self.items()), history, user)
+        tokens, history = self._read(history, rows)
+        return self._encode(tokens, history, user)
 
-    def _tokens(self, history: Tensor, items: Tensor | None, place: Tensor | None = None) -> Tensor:
-        """Rows of `items` (or of the frozen table) for a history; `place` says where an id is among the rows."""
+    def log_pi(
+        self,
+        history: Int[Tensor, "B n"],
+        user: Int[Tensor, " B"] | None = None,
+        rows: Float[Tensor, "n_rows d"] | None = None,
+    ) -> Float[Tensor, "B k"]:
+        """Only log π_u of a history: all that a codebook needs to know of a user."""
+        tokens, history = self._read(history, rows)
+        return self._log_pi(tokens, history, user)
+
+    def _read(self, history: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(tokens, history checked)."""
+        rows = self.token_rows() if rows is None else rows
+        history = self._checked(history, len(rows))
+        return self._tokens(history, rows), history
+
+    def token_rows(self) -> Float[Tensor, "n_items d"]:
+        """What a history is read from: the item embeddings, or with history="frozen" the PureSVD rows."""
+        return self.item_tower.table if self.history == "frozen" else self.items()
+
+    def log_pi_of(self, tokens: Float[Tensor, "B n d"]) -> Float[Tensor, "B k"]:
+        """log π of a context given as vectors instead of items: whatever can be put among the rows of a history."""
+        if self.gate is None or isinstance(self.gate, PiTable):
+            raise BachError("a context goes through the gating tower; this model has none")
+        if tokens.ndim != 3 or tokens.shape[-1] != self.d or not 1 <= tokens.shape[1] <= self.n_hist:
+            wanted = f"(B, n, d) with 1 ≤ n ≤ {self.n_hist} and d = {self.d}"
+            raise BachError(f"a context is vectors {wanted}; got shape {tuple(tokens.shape)}")
+        return self._log_pi(tokens, tokens.new_zeros(tokens.shape[:2], dtype=torch.long), None)
+
+    def _tokens(self, history: Tensor, rows: Tensor, place: Tensor | None = None) -> Tensor:
+        """A row for each item of a history; `place` says where an id is among the rows."""
         at = history.clamp(min=0)
-        if items is None:
-            return self.item_tower.table[at]
-        return embedding(at if place is None else place[at], items)
+        return embedding(at if place is None else place[at], rows)
 
     def _encode(self, tokens: Tensor, history: Tensor, user: Tensor | None) -> Encoded:
         heads, kappa = self._heads(tokens, history)
@@ -147,7 +179,7 @@ class TwoTower(nn.Module):
         """
         history = self._checked(history)
         items = self.items() if items is None else items
-        tokens = self._tokens(history, None if self.history == "frozen" else items)
+        tokens = self._tokens(history, self.item_tower.table if self.history == "frozen" else items)
         heads, log_pi, kappa = self._encode(tokens, history, user)
         if self.kernel and around is not None:
             return scoring.ranking_scores(heads, items, log_pi, kappa, self.kernel, self._ids(around))
@@ -181,7 +213,10 @@ class TwoTower(nn.Module):
             place[distinct] = torch.arange(len(distinct), device=ids.device)
             rows = self.items(distinct)
         candidates = embedding(ids if place is None else place[ids], rows)  # (C, d)
-        tokens = self._tokens(history, None if self.history == "frozen" else rows, place)
+        if self.history == "frozen":
+            tokens = self._tokens(history, self.item_tower.table)
+        else:
+            tokens = self._tokens(history, rows, place)
         heads, kappa = self._heads(tokens, history)
         log_pi = self._log_pi(tokens, history, user)
         own = torch.arange(len(positive), device=ids.device)  # the positives are the first candidates
@@ -233,16 +268,16 @@ class TwoTower(nn.Module):
             raise BachError(f"user should be {n} numbers 0 … {known - 1}, one per history; got {user.tolist()[:5]} …")
         return user
 
-    def _ids(self, ids: Tensor | np.ndarray) -> Tensor:
-        ids = torch.as_tensor(ids, device=self.device)
+    def _ids(self, ids: Tensor | np.ndarray, n: int | None = None) -> Tensor:
+        ids, n = torch.as_tensor(ids, device=self.device), n or self.n_items
         if ids.is_floating_point():
-            raise BachError(f"items are ids 0 … {self.n_items - 1}; got numbers of type {ids.dtype}")
-        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.n_items:
-            wrong = ids[(ids < 0) | (ids >= self.n_items)]
-            raise BachError(f"there is no item {int(wrong[0])}: items are 0 … {self.n_items - 1}")
+            raise BachError(f"items are ids 0 … {n - 1}; got numbers of type {ids.dtype}")
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < n:
+            wrong = ids[(ids < 0) | (ids >= n)]
+            raise BachError(f"there is no item {int(wrong[0])}: items are 0 … {n - 1}")
         return ids.long()
 
-    def _checked(self, history: Tensor | np.ndarray) -> Tensor:
+    def _checked(self, history: Tensor | np.ndarray, n: int | None = None) -> Tensor:
         """(B, n) with the last n_hist items; −1 is padding, and nothing below."""
         history = torch.as_tensor(history, device=self.device)
         if history.ndim != 2:
@@ -250,7 +285,7 @@ class TwoTower(nn.Module):
         history = history[:, -self.n_hist :]
         if not history.shape[1]:  # nothing is known: as one place of padding
             history = history.new_full((len(history), 1), -1)
-        self._ids(torch.where(history == -1, 0, history))
+        self._ids(torch.where(history == -1, 0, history), n)
         gap = (history[:, :-1] >= 0) & (history[:, 1:] < 0)
         if bool(gap.any()):
             raise BachError(

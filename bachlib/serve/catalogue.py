@@ -1,0 +1,94 @@
+"""What is served: items with their numbers and vectors, and what was computed from them. Never changed, only replaced.
+
+An item keeps its number for ever. One that is no longer served stays known, because histories may hold it; one that
+came after training has a number beyond the data set's. Readers hold one `Catalogue` for the whole of a request, so a
+new one can take its place at any time.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from bachlib import BachError
+from bachlib.serve.codebook import CodebookArrays
+from bachlib.serve.density import LeftOut
+
+
+class Catalogue(NamedTuple):
+    vectors: Float[np.ndarray, "N d"]  # of all known items, by number; unit, float32
+    tokens: Float[np.ndarray, "N d"]  # what histories are read from: the same, or frozen rows
+    numbers: Int[np.ndarray, " n"]  # of those that are served, ascending
+    items: Float[np.ndarray, "n d"]  # their vectors
+    index: Any = None  # `Neighbours` for two-step
+    codebook: CodebookArrays | None = None
+
+    @classmethod
+    def of(cls, vectors: np.ndarray, tokens: np.ndarray | None = None, numbers: np.ndarray | None = None) -> Catalogue:
+        vectors = _unit("item vectors", vectors)
+        tokens = vectors if tokens is None else np.ascontiguousarray(tokens, np.float32)
+        everything = numbers is None or len(numbers) == len(vectors)
+        numbers = np.arange(len(vectors)) if everything else np.asarray(numbers)
+        return cls(vectors, tokens, numbers, vectors if everything else np.ascontiguousarray(vectors[numbers]))
+
+    def places(self, numbers: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m_or_fewer"]:
+        """Where served items stand; those that are not served are passed over."""
+        at = np.minimum(np.searchsorted(self.numbers, numbers), len(self.numbers) - 1)
+        return at[self.numbers[at] == numbers]
+
+    def left_out(self, lists: list[np.ndarray], K: int) -> LeftOut:
+        """What each request may not get, after a look at whether K items remain."""
+        out = LeftOut.of([self.places(rows) for rows in lists])
+        remaining = len(self.numbers) - np.diff(out.starts)
+        if (remaining < K).any():
+            row = int(np.argmin(remaining))
+            raise BachError(
+                f"K={K}, but of {len(self.numbers):,} items {remaining[row]:,} remain for request {row} after its "
+                "history and exclusions; ask for at most that many"
+            )
+        return out
+
+
+def known_ids(name: str, given: Any, n: int, pads: bool = False) -> Int[np.ndarray, " m"]:
+    """A list of item numbers 0 … n − 1 after a look; with `pads`, −1 is nothing and is dropped."""
+    try:
+        ids = np.asarray(given)
+    except ValueError:
+        ids = np.empty((0, 0))
+    if ids.size == 0:
+        return np.empty(0, np.int64)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise BachError(f"{name} should be a list of item numbers; got {given!r:.60}")
+    ids = ids.astype(np.int64)
+    ids = ids[ids != -1] if pads else ids
+    if ids.size and not 0 <= ids.min() <= ids.max() < n:
+        wrong = ids[(ids < 0) | (ids >= n)][0]
+        raise BachError(f"{name}: there is no item {wrong}; items are 0 … {n - 1}")
+    return ids
+
+
+def lists_of(name: str, given: Any, n: int, B: int | None = None) -> list[Int[np.ndarray, " m"]]:
+    """(B, m) numbers, a list of lists, or one list: for one request, or with `B` for each of so many."""
+    if hasattr(given, "detach"):  # a tensor
+        given = given.detach().cpu().numpy()
+    if not isinstance(given, np.ndarray) and not hasattr(given, "__len__"):
+        raise BachError(f"{name} should be a list of item numbers, or one list per request; got {given!r:.60}")
+    nested = given.ndim == 2 if isinstance(given, np.ndarray) else len(given) > 0 and hasattr(given[0], "__len__")
+    if not nested:
+        return [known_ids(name, given, n, pads=True)] * (B or 1)
+    if B is not None and len(given) != B:
+        raise BachError(f"{name} has {len(given)} lists for {B} requests: give one per request, or one list for all")
+    return [known_ids(f"{name} of request {row}", one, n, pads=True) for row, one in enumerate(given)]
+
+
+def _unit(name: str, vectors: np.ndarray) -> np.ndarray:
+    vectors = np.ascontiguousarray(vectors, np.float32)
+    if vectors.ndim != 2 or not len(vectors):
+        raise BachError(f"{name} should be (n, d) with at least one item; got shape {vectors.shape}")
+    length = np.linalg.norm(vectors, axis=1)
+    if not (np.abs(length - 1) < 1e-3).all():
+        row = int(np.argmax(~(np.abs(length - 1) < 1e-3)))
+        raise BachError(f"{name} should be unit: row {row} has length {length[row]:.3g}; has the model diverged?")
+    return vectors

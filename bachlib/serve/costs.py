@@ -1,0 +1,70 @@
+"""Which way of serving is the cheapest: measured, with the model and the catalogue at hand.
+
+A graph takes long to build, so it is only built where `bach bench serve` found two-step to be well below the scan for
+so many items (`RATIOS`). Then both are timed on this machine with requests of this model, and two-step also has to find
+what the scan finds.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bachlib.serve import codebook, exact
+from bachlib.serve.twostep import two_step
+
+if TYPE_CHECKING:
+    from bachlib.serve.catalogue import Catalogue
+    from bachlib.serve.retriever import Retriever
+
+# two-step (hnsw) over exact, one request, K = 100, by `bach bench serve`: items → the larger of k = 8 and k = 32
+RATIOS = {20_000: 1.4, 50_000: 0.7, 200_000: 0.3, 1_000_000: 0.1}
+WORTH_BUILDING, RECALL, K = 0.5, 0.99, 100
+REQUESTS = 24
+
+
+def choose(retriever: Retriever) -> tuple[str, Catalogue, str]:
+    """(strategy, its catalogue, why)."""
+    bare = retriever.built(retriever.catalogue, "exact")
+    n, k = len(bare.items), retriever.model.k
+    rng = np.random.default_rng(0)
+    histories = [rng.choice(bare.numbers, min(n, retriever.model.n_hist)) for _ in range(REQUESTS)]
+    depth = min(K, n)
+    out = bare.left_out([np.empty(0, np.int64)] * REQUESTS, depth)
+    query, pi = retriever.users.query(bare, histories)
+    scan = _milliseconds(lambda u: exact.top_k(query[u], bare.items, depth, out[u]))
+    size = f"{n:,} items, k = {k}: a scan takes {scan:.2f} ms"
+    if retriever.shared:
+        made = retriever.built(bare, "codebook")
+        cached = _milliseconds(lambda u: codebook.top_k(made.codebook, pi[u], depth, out[u], retriever.rule))
+        said = f"{size}, the codebook's lists {cached:.2f} ms"
+        return ("codebook", made, f"codebook: {said}") if cached < scan else ("exact", bare, f"exact: {said}")
+    expected = float(np.exp(np.interp(np.log(n), np.log(list(RATIOS)), np.log(list(RATIOS.values())))))
+    if expected > WORTH_BUILDING:
+        return "exact", bare, f"exact: {size}; two-step would take about {expected:.1f} times that"
+    made = retriever.built(bare, "two-step")
+    lists = (made.index, retriever.settings["M"], retriever.settings["max_M"])
+    found = [two_step(query[u], bare.items, depth, out[u], *lists)[0].found[0] for u in _rows()]
+    wanted = exact.top_k(query, bare.items, depth, out).found
+    recall = float(np.mean([np.isin(a, b).mean() for a, b in zip(wanted, found, strict=True)]))
+    graph = _milliseconds(lambda u: two_step(query[u], bare.items, depth, out[u], *lists))
+    said = f"{size}, two-step {graph:.2f} ms with recall {recall:.3f}"
+    if graph < scan and recall >= RECALL:
+        return "two-step", made, f"two-step: {said}"
+    return "exact", bare, f"exact: {said}"
+
+
+def _rows() -> list[slice]:
+    return [slice(u, u + 1) for u in range(REQUESTS)]
+
+
+def _milliseconds(request) -> float:
+    """The median of single requests, after one to warm up."""
+    took = []
+    for u in [slice(0, 1), *_rows()]:
+        start = time.perf_counter()
+        request(u)
+        took.append(1000 * (time.perf_counter() - start))
+    return float(np.median(took[1:]))

@@ -1,0 +1,237 @@
+"""The score of one item, in float64 and always by the same operations; and what bounds it. Needs no torch.
+
+    mixture         m(i | u) = Σ_r π_r C_d(κ_r) ω_κ(⟨u_r, v_i⟩)  (eq. 23), as log m: the sum of terms a_r + log ω_κ(t_r)
+    max over heads  max_r ⟨u_r, v_i⟩  (eq. 8)
+
+Every way of serving ends here: a scan, a graph or a cached list only decides *which* items are scored. The score of an
+item does not depend on where in a block it stood, so two ways that find the same items return the same slate, to the
+bit, and items with equal vectors tie and go by their number.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+from numba import njit
+
+Rule = Literal["power-spherical", "von-mises-fisher", "max over heads"]
+EPS = float(np.finfo(np.float64).eps)
+
+
+class Query(NamedTuple):
+    """What B requests ask for: where to look, how much each head counts and how sharply it looks."""
+
+    heads: Float[np.ndarray, "B k d"]  # float32, unit
+    log_weight: Float[np.ndarray, "B k"]  # a_r = log π_r + log C_d(κ_r); 0 for max over heads
+    kappa: Float[np.ndarray, "B k"]  # 1 for max over heads
+    rule: Rule
+
+    @property
+    def power(self) -> bool:
+        return self.rule == "power-spherical"
+
+    @property
+    def soft(self) -> bool:
+        """Is the score a sum over heads, or the best of them?"""
+        return self.rule != "max over heads"
+
+    def __getitem__(self, rows) -> Query:
+        """The query of some of the users."""
+        return Query(self.heads[rows], self.log_weight[rows], self.kappa[rows], self.rule)
+
+    @property
+    def columns(self) -> Float[np.ndarray, "B d k"]:
+        """Heads as float64 columns, for `rescore`."""
+        return np.ascontiguousarray(self.heads.transpose(0, 2, 1), np.float64)
+
+    def terms_at(self, t: Float[np.ndarray, "B k"]) -> Float[np.ndarray, "B k"]:
+        """a_r + log ω_κ(t_r) for one cosine per head."""
+        with np.errstate(invalid="ignore"):
+            log_omega = np.log1p(np.maximum(t, EPS - 1)) if self.power else t
+            return self.log_weight + np.where(self.kappa > 0, self.kappa * log_omega, 0.0)
+
+    def bound(self, t: Float[np.ndarray, "B k"]) -> Float[np.ndarray, " B"]:
+        """No item whose cosines are at most t_r scores above this."""
+        terms = self.terms_at(t)
+        return log_sum_exp(terms) if self.soft else terms.max(1)
+
+
+def log_sum_exp(x: Float[np.ndarray, "B k"]) -> Float[np.ndarray, " B"]:
+    top = np.maximum(x.max(-1), -np.finfo(float).max)  # all −∞ stays −∞
+    with np.errstate(divide="ignore"):
+        return top + np.log(np.exp(x - top[..., None]).sum(-1))
+
+
+def rounding(d: int) -> float:
+    """How far a float32 inner product of unit vectors may be from the exact one, in whatever order it was summed."""
+    return (d + 4) * 2.0**-24 * 1.01
+
+
+# ------------------------------------------------------------------------------------------------ the score itself
+
+
+@njit(nogil=True, cache=True)
+def cosines(v, columns, out):
+    """out_r = ⟨u_r, v⟩, added up over the dimensions one after the other. v (d,) float32, columns (d, k) float64."""
+    d, k = columns.shape
+    if k == 8:  # the usual number: sums that stay in registers take half the time
+        a0 = a1 = a2 = a3 = a4 = a5 = a6 = a7 = 0.0
+        for j in range(d):
+            x = np.float64(v[j])
+            a0 += x * columns[j, 0]
+            a1 += x * columns[j, 1]
+            a2 += x * columns[j, 2]
+            a3 += x * columns[j, 3]
+            a4 += x * columns[j, 4]
+            a5 += x * columns[j, 5]
+            a6 += x * columns[j, 6]
+            a7 += x * columns[j, 7]
+        out[0], out[1], out[2], out[3], out[4], out[5], out[6], out[7] = a0, a1, a2, a3, a4, a5, a6, a7
+        return
+    out[:] = 0.0
+    for j in range(d):
+        x = np.float64(v[j])
+        for r in range(k):
+            out[r] += x * columns[j, r]
+
+
+@njit(nogil=True, cache=True)
+def item_terms(v, columns, log_weight, kappa, power, out):
+    """out_r = a_r + log ω_κ(⟨u_r, v⟩)."""
+    cosines(v, columns, out)
+    for r in range(len(out)):
+        t = out[r]
+        if power:
+            t = math.log1p(max(t, EPS - 1.0))
+        out[r] = log_weight[r] + (kappa[r] * t if kappa[r] > 0.0 else 0.0)
+
+
+@njit(nogil=True, cache=True)
+def combined(terms, soft):
+    """The score of an item from its terms: log Σ exp, or the largest."""
+    top = terms[0]
+    for r in range(1, len(terms)):
+        top = max(top, terms[r])
+    if not soft or top == -np.inf:
+        return top
+    total = 0.0
+    for r in range(len(terms)):
+        total += math.exp(terms[r] - top)
+    return top + math.log(total)
+
+
+@njit(nogil=True, cache=True)
+def is_left_out(i, left_out, begin, end):
+    """Is i among left_out[begin:end], which ascends?"""
+    if begin == end:
+        return False
+    at = begin + np.searchsorted(left_out[begin:end], i)
+    return at < end and left_out[at] == i
+
+
+@njit(nogil=True, cache=True)
+def holds(found, i):
+    there = 0
+    for place in range(len(found)):
+        there += found[place] == i
+    return there > 0
+
+
+@njit(nogil=True, cache=True)
+def insert(score, i, scores, found):
+    """Put an item that is not there yet into a sorted list of the best (K,), unless all are better. Ties: by place."""
+    at = len(scores)
+    while at > 0 and (score > scores[at - 1] or (score == scores[at - 1] and i < found[at - 1])):
+        at -= 1
+        if at + 1 < len(scores):
+            scores[at + 1], found[at + 1] = scores[at], found[at]
+    if at < len(scores):
+        scores[at], found[at] = score, i
+
+
+@njit(nogil=True, cache=True)
+def rescore(users, places, items, columns, log_weight, kappa, power, soft, left_out, starts, scores, found):
+    """Score items (users[j], places[j]) and keep each user's best in `scores` and `found` (B, K).
+
+    Items in left_out[starts[u]:starts[u + 1]] are passed over.
+    """
+    terms = np.empty(columns.shape[2])
+    for j in range(len(places)):
+        u, i = users[j], places[j]
+        if not (is_left_out(i, left_out, starts[u], starts[u + 1]) or holds(found[u], i)):
+            item_terms(items[i], columns[u], log_weight[u], kappa[u], power, terms)
+            insert(combined(terms, soft), i, scores[u], found[u])
+
+
+@njit(nogil=True, cache=True)
+def shares(found, items, columns, log_weight, kappa, power, soft, out):
+    """out (B, K, k): how much of an item's score each head gives: γ_r (eq. 19), or 1 for the best head."""
+    terms = np.empty(out.shape[2])
+    for u in range(len(found)):
+        for place in range(found.shape[1]):
+            item_terms(items[found[u, place]], columns[u], log_weight[u], kappa[u], power, terms)
+            score = combined(terms, soft)
+            given = False
+            for r in range(len(terms)):
+                if soft:
+                    out[u, place, r] = math.exp(terms[r] - score)
+                else:
+                    out[u, place, r] = 1.0 if terms[r] == score and not given else 0.0
+                    given = given or terms[r] == score
+
+
+class Best:
+    """The best K items of each of B users so far: what `rescore` fills."""
+
+    def __init__(self, query: Query, items: Float[np.ndarray, "n d"], K: int, left_out: LeftOut):
+        B = len(query.log_weight)
+        self.query, self.items, self.left_out, self.columns = query, items, left_out, query.columns
+        self.scores = np.full((B, K), -np.inf)
+        self.found = np.full((B, K), len(items), np.int64)  # an item that is not there: any is better
+        self.n_scored = 0
+
+    @property
+    def worst(self) -> Float[np.ndarray, " B"]:
+        """θ: what an item has to reach to come in; −∞ while there are fewer than K."""
+        return self.scores[:, -1]
+
+    def offer(self, users: Int[np.ndarray, " m"], places: Int[np.ndarray, " m"]) -> None:
+        """Score these items for these users."""
+        q, out = self.query, self.left_out
+        how = (q.log_weight, q.kappa, q.power, q.soft)
+        rescore(users, places, self.items, self.columns, *how, out.items, out.starts, self.scores, self.found)
+        self.n_scored += len(places)
+
+    def shares(self) -> Float[np.ndarray, "B K k"]:
+        q = self.query
+        out = np.empty((*self.found.shape, q.log_weight.shape[1]))
+        shares(self.found, self.items, self.columns, q.log_weight, q.kappa, q.power, q.soft, out)
+        return out
+
+
+class LeftOut(NamedTuple):
+    """Per user the rows that may not be served: items[starts[u]:starts[u + 1]], ascending, none twice."""
+
+    items: Int[np.ndarray, " m"]
+    starts: Int[np.ndarray, " B_plus_1"]
+
+    @classmethod
+    def of(cls, lists: list[np.ndarray]) -> LeftOut:
+        lists = [np.unique(np.asarray(rows, np.int64)) for rows in lists]
+        return cls(np.concatenate([*lists, np.empty(0, np.int64)]), np.cumsum([0, *map(len, lists)]))
+
+    def __getitem__(self, rows: slice) -> LeftOut:
+        starts = self.starts[rows.start : rows.stop + 1]
+        return LeftOut(self.items[starts[0] : starts[-1]], starts - starts[0])
+
+
+def brute_force(query: Query, items: Float[np.ndarray, "n d"], K: int, left_out: LeftOut) -> Best:
+    """Every item scored: the plain version that all others are tested against."""
+    best = Best(query, items, K, left_out)
+    places = np.arange(len(items))
+    for u in range(len(query.log_weight)):
+        best.offer(np.full(len(items), u), places)
+    return best

@@ -1,0 +1,266 @@
+"""The retriever: histories in, slates out, by the way of serving that fits (eqs. 8 and 23; "Efficient serving").
+
+    exact      a pruned scan of the whole catalogue                     any method   always proved
+    two-step   the nearest items of each head from faiss, rescored      any method   proved with lists="exact"
+    codebook   cached lists reweighted by π_u, no search at all         …-global     always proved
+    auto       the one that was measured to be cheapest; `retriever.why` says why
+
+One retriever may be used from any number of threads: a request reads one `Catalogue` from beginning to end, and `add`
+and `remove` put a new one in its place.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bachlib import BachError
+from bachlib.model.towers import Codebook
+from bachlib.model.twotower import TwoTower
+from bachlib.serve import codebook, costs, exact, rerank, store
+from bachlib.serve.catalogue import Catalogue, known_ids, lists_of
+from bachlib.serve.slate import Slate, slate_of
+from bachlib.serve.steering import Steering
+from bachlib.serve.twostep import Kind, Neighbours, two_step
+from bachlib.serve.users import Users, float32
+from bachlib.train.run import Run
+
+Strategy = Literal["auto", "exact", "two-step", "codebook"]
+
+
+class Retriever:
+    """`retriever.retrieve(history, K)` → Slate."""
+
+    def __init__(
+        self,
+        model: TwoTower | Run,
+        strategy: Strategy = "auto",
+        *,
+        genres: Sequence[Sequence[str]] | None = None,
+        index: Kind = "hnsw",
+        M: int | None = None,
+        max_M: int | None = None,
+        lists: Literal["approximate", "exact"] = "approximate",
+    ):
+        """`genres`: those of each item (`dataset.items["genres"]`), for caps.
+
+        Two-step: `index` hnsw or ivf; `M` entries per head's list (default: K and the history), growing up to `max_M`
+        (default: 4 M) while the bound asks for it and it is in reach; `lists="exact"` adds the scan that proves them.
+        """
+        self._take(model, genres, index=index, M=M, max_M=max_M, lists=lists)
+        with torch.no_grad():
+            frozen = self.model.history == "frozen"
+            tokens = float32(self.model.token_rows()) if frozen else None
+            self.catalogue = Catalogue.of(float32(self.model.items()), tokens)
+        self.choose(strategy)
+
+    def _take(self, model: TwoTower | Run, genres: Sequence[Sequence[str]] | None, **settings: Any) -> None:
+        model = model.model if isinstance(model, Run) else model
+        if not isinstance(model, TwoTower):
+            name = getattr(model, "config", {}).get("method", type(model).__name__)
+            raise BachError(f"{name} has no vectors to search with; Retriever serves the other methods of the table")
+        if settings["lists"] not in ("approximate", "exact"):
+            raise BachError(f"lists={settings['lists']!r}: should be 'approximate' or 'exact'")
+        for name in ("M", "max_M"):
+            if settings[name] is not None and not settings[name] >= 1:
+                raise BachError(f"{name} should be at least 1; got {settings[name]}")
+        self.model, self.users, self.settings, self.genres = model, Users(model), settings, genres
+        self.rule = self.users.rule
+        self.folder: Path | None = None
+        self._writing = threading.Lock()
+
+    def choose(self, strategy: Strategy) -> None:
+        """Serve by another strategy from now on; readers go on with the old one until it is built."""
+        if strategy not in Strategy.__args__:
+            raise BachError(f"strategy={strategy!r}: should be one of {', '.join(Strategy.__args__)}")
+        if strategy == "codebook" and not self.shared:
+            raise BachError("strategy='codebook' needs heads that all users share: p-bach-global or v-bach-global")
+        with self._writing:
+            if strategy == "auto":
+                self.strategy, self.catalogue, self.why = costs.choose(self)
+            else:
+                self.catalogue = self.built(self.catalogue, strategy)
+                self.strategy, self.why = strategy, f"{strategy}: asked for"
+
+    @property
+    def shared(self) -> bool:
+        """Do all users share their heads?"""
+        encoder = self.model.encoder
+        return isinstance(encoder, Codebook) and encoder.shared is not None and self.model.kernel is not None
+
+    def built(self, bare: Catalogue, strategy: str) -> Catalogue:
+        """A catalogue with what the strategy needs."""
+        if strategy == "two-step":
+            return bare._replace(index=Neighbours(bare.items, self.settings["index"]), codebook=None)
+        if strategy == "codebook":
+            with torch.no_grad():
+                heads = self.model.encoder.shared
+                kappa = self.model.kappa_net(heads).double()
+                log_c = self.model.kernel.log_normalizer(kappa, self.model.d)
+            parts = (float32(heads), *(x.cpu().numpy() for x in (kappa, log_c)))
+            return bare._replace(codebook=codebook.compute(*parts, bare.items, self.rule), index=None)
+        return bare._replace(index=None, codebook=None)
+
+    # ------------------------------------------------------------------------------------------------- requests
+
+    def retrieve(
+        self,
+        history: Any,
+        K: int = 100,
+        pi: np.ndarray | Steering | None = None,
+        exclude: Any = None,
+        *,
+        keep_history: bool = False,
+        user: Any = None,
+        caps: Mapping[str, int] | None = None,
+    ) -> Slate:
+        """The K best items of each history: (B, n) item numbers padded with −1, a list of lists, or one list.
+
+        The model reads the last n_hist items; all of them are left out of the slate unless `keep_history`. An empty
+        history is served by what the model thinks of nobody in particular. `pi` replaces π_u, (k,) or (B, k), or is a
+        `Steering` of it. `exclude`: item numbers, one list for all or one per request. `caps`: at most so many items
+        of a genre. `user` is for models with a free π per user. Wrong input is a BachError, and nothing has changed.
+        """
+        catalogue = self.catalogue
+        if not isinstance(K, int | np.integer) or K < 1:
+            raise BachError(f"K should be a whole number ≥ 1; got {K!r}")
+        histories = lists_of("history", history, len(catalogue.vectors))
+        B = len(histories)
+        if not B:
+            raise BachError("history holds no request: give at least one list of items, which may be empty")
+        unwanted = [] if exclude is None else lists_of("exclude", exclude, len(catalogue.vectors), B)
+        kept = [[] if keep_history else histories, unwanted]
+        left_out = [np.concatenate(parts) for parts in zip(*(lists for lists in kept if lists), strict=True)]
+        left_out = left_out or [np.empty(0, np.int64)] * B
+        if caps is None:
+            return self._retrieve(catalogue, histories, K, pi, left_out, user)
+        return self._capped(catalogue, histories, K, pi, left_out, user, caps)
+
+    def _retrieve(self, catalogue: Catalogue, histories, K: int, pi, left_out, user) -> Slate:
+        out = catalogue.left_out(left_out, K)
+        proved, everything = np.ones(len(histories), bool), np.full(len(histories), len(catalogue.items))
+        if catalogue.codebook is not None:
+            weights = self.users.weights(catalogue, histories, pi, user)
+            best, looked = codebook.top_k(catalogue.codebook, weights, K, out, self.rule)
+            return slate_of(best, catalogue.numbers, weights, "codebook", proved, proved, looked)
+        query, weights = self.users.query(catalogue, histories, pi, user)
+        if catalogue.index is None:
+            best = exact.top_k(query, catalogue.items, K, out)
+            return slate_of(best, catalogue.numbers, weights, "exact", proved, proved, everything)
+        best, lists = two_step(
+            query, catalogue.items, K, out, catalogue.index, self.settings["M"], self.settings["max_M"]
+        )
+        if self.settings["lists"] == "approximate":
+            asked = lists.depth.sum(1)
+            return slate_of(best, catalogue.numbers, weights, "two-step", ~proved, lists.enough, asked)
+        users = np.repeat(np.arange(len(histories)), K)
+        best = exact.top_k(query, catalogue.items, K, out, start=(users, best.found.ravel()))
+        return slate_of(best, catalogue.numbers, weights, "two-step", proved, proved, everything)
+
+    def _capped(self, catalogue: Catalogue, histories, K: int, pi, left_out, user, caps: Mapping[str, int]) -> Slate:
+        """The first K of the ranking that keep to the caps: as much of the ranking as it takes."""
+        if self.genres is None:
+            raise BachError("caps need to know genres: Retriever(model, genres=dataset.items['genres'])")
+        names = sorted({name for genres in self.genres for name in genres})
+        most = min(len(catalogue.numbers) - len(catalogue.places(np.unique(out))) for out in left_out)
+        depth = min(2 * K, most)
+        while True:
+            slate = self._retrieve(catalogue, histories, max(depth, min(K, most + 1)), pi, left_out, user)
+            taken = [rerank.capped(self._member(items, names), names, caps, K) for items in slate.items]
+            short = [row for row, places in enumerate(taken) if len(places) < K]
+            if not short:
+                return slate.take(np.stack(taken), still_proved=True)
+            if depth == most:
+                raise BachError(
+                    f"the caps leave {len(taken[short[0]])} items for request {short[0]}; K={K} is too many"
+                )
+            depth = min(4 * depth, most)
+
+    def _member(self, items: np.ndarray, names: list[str]) -> np.ndarray:
+        """(n, g): which genres items have; those that came after training have none."""
+        member = np.zeros((len(items), len(names)), bool)
+        for row, item in enumerate(items):
+            if item < len(self.genres):
+                member[row, [names.index(name) for name in self.genres[item]]] = True
+        return member
+
+    # --------------------------------------------------------------------------------------- items come and go
+
+    def add(self, rows: np.ndarray | Tensor | None = None, *, vectors: np.ndarray | None = None) -> np.ndarray:
+        """Serve new items, and read them in histories; returns their numbers.
+
+        `rows` go through the item tower: PureSVD rows as `svd.fold_in` makes them. `vectors` are finished embeddings,
+        from an item tower of your own, say.
+        """
+        if (rows is None) == (vectors is None):
+            raise BachError("give either rows, for the item tower, or vectors")
+        if rows is not None:
+            if not hasattr(self.model.item_tower, "embed"):
+                raise BachError("this item tower has no `embed`: give vectors")
+            with torch.no_grad():
+                rows = torch.as_tensor(rows, dtype=torch.float32, device=self.model.device)
+                vectors = float32(torch.nn.functional.normalize(self.model.item_tower.embed(rows), dim=-1))
+            rows = float32(rows)
+        elif self.model.history == "frozen":
+            raise BachError("this model reads histories from frozen rows: give rows, not vectors")
+        new = Catalogue.of(vectors).vectors
+        if new.shape[1] != self.model.d:
+            raise BachError(f"new items should have {self.model.d} dimensions; got {new.shape[1]}")
+        with self._writing:
+            old = self.catalogue
+            numbers = np.arange(len(old.vectors), len(old.vectors) + len(new))
+            tokens = None if self.model.history == "tower" else np.concatenate([old.tokens, rows])
+            together = np.concatenate([old.vectors, new])
+            bare = Catalogue.of(together, tokens, np.concatenate([old.numbers, numbers]))
+            self.catalogue = self.built(bare, self.strategy)
+        return numbers
+
+    def remove(self, numbers: Any) -> None:
+        """Serve these items no more; histories may still hold them."""
+        with self._writing:
+            old = self.catalogue
+            gone = known_ids("remove", numbers, len(old.vectors))
+            left = np.setdiff1d(old.numbers, gone)
+            if not len(left):
+                raise BachError("remove: nothing would be left to serve")
+            tokens = None if self.model.history == "tower" else old.tokens
+            self.catalogue = self.built(Catalogue.of(old.vectors, tokens, left), self.strategy)
+
+    # -------------------------------------------------------------------------------------------------- keeping
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the index; whoever has an older one of this folder open goes on with it (see `reload`)."""
+        about = {"strategy": self.strategy, "rule": self.rule, "settings": self.settings, "why": self.why}
+        with self._writing:
+            self.folder = store.write(Path(folder), self.catalogue, about | {"model": store.model_hash(self.model)})
+        return self.folder
+
+    @classmethod
+    def load(cls, folder: str | Path, model: TwoTower | Run, *, genres: Any = None, verify: bool = True) -> Retriever:
+        """An index from its folder, memory-mapped, with the model it was made with; another model is refused.
+
+        `verify` compares every file with its checksum, which reads all of it once.
+        """
+        catalogue, about = store.read(Path(folder), verify)
+        made = cls.__new__(cls)
+        made._take(model, genres, **about["settings"])
+        store.check_model(folder, about, made.model)
+        made.strategy, made.why, made.catalogue, made.folder = about["strategy"], about["why"], catalogue, Path(folder)
+        return made
+
+    def reload(self) -> None:
+        """Take what was saved last to the folder this index came from; requests under way end with the old one."""
+        if self.folder is None:
+            raise BachError("this index was neither saved nor loaded: there is nothing to reload")
+        fresh = Retriever.load(self.folder, self.model, genres=self.genres)
+        with self._writing:
+            self.strategy, self.why, self.catalogue = fresh.strategy, fresh.why, fresh.catalogue
+
+    def __repr__(self) -> str:
+        return f"Retriever({self.strategy}, {len(self.catalogue.numbers):,} items, {self.rule}; {self.why})"

@@ -1,0 +1,67 @@
+"""A slate: the items of a request with their scores, which head brought each, and what is proved of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Bool, Float, Int
+
+from bachlib.serve.density import Best
+
+
+@dataclass(frozen=True, eq=False)
+class Slate:
+    """The first K items of B requests."""
+
+    items: Int[np.ndarray, "B K"]
+    scores: Float[np.ndarray, "B K"]  # log m(i | u), or the best head's cosine
+    head_share: Float[np.ndarray, "B K k"]  # how much of an item's score each head gives: why it is here
+    pi: Float[np.ndarray, "B k"]  # the weights it was made with, after steering
+    certified: Bool[np.ndarray, " B"]  # proved: exactly the K best, in order
+    exact_if_lists_are: Bool[np.ndarray, " B"]  # two-step: exact unless the index has missed an item
+    strategy: str
+    looked_at: Int[np.ndarray, " B"]  # items it took: all, those of the lists, or rows of the codebook
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def take(self, places: Int[np.ndarray, "B m"], still_proved: bool = False) -> Slate:
+        """Other items of it in another order, as a re-ranking returns them; nothing is proved of those."""
+        at, proof = np.asarray(places), self.certified & still_proved
+        return replace(
+            self, items=np.take_along_axis(self.items, at, 1), scores=np.take_along_axis(self.scores, at, 1),
+            head_share=np.take_along_axis(self.head_share, at[..., None], 1), certified=proof,
+            exact_if_lists_are=self.exact_if_lists_are & still_proved,
+        )  # fmt: skip
+
+    def table(self, row: int = 0, items: pd.DataFrame | None = None) -> pd.DataFrame:
+        """One request's slate to read: score, the head that brought an item and its share; `items` adds titles."""
+        share = self.head_share[row]
+        made: dict[str, Any] = {"item": self.items[row], "score": self.scores[row], "head": share.argmax(1)}
+        made["share"] = share.max(1)
+        table = pd.DataFrame(made, index=pd.RangeIndex(1, len(share) + 1, name="rank"))
+        if items is None:
+            return table
+        said = items.reindex(self.items[row])  # items that were added later have no line
+        return table.assign(title=said["title"].to_numpy(), genres=[_words(g) for g in said["genres"]])
+
+
+def _words(genres: Any) -> str:
+    return ", ".join(genres) if isinstance(genres, list | np.ndarray) else ""
+
+
+def slate_of(
+    best: Best,
+    numbers: Int[np.ndarray, " n"],
+    pi: Float[np.ndarray, "B k"],
+    strategy: str,
+    certified: Bool[np.ndarray, " B"],
+    exact_if_lists_are: Bool[np.ndarray, " B"],
+    looked_at: Int[np.ndarray, " B"],
+) -> Slate:
+    """The slate of what a search has found."""
+    proofs = (np.array(certified), np.array(exact_if_lists_are))
+    return Slate(numbers[best.found], best.scores, best.shares(), pi, *proofs, strategy, looked_at)

@@ -1,0 +1,122 @@
+"""Steering: an operator's hand on π_u ("operators can override π_u to steer or constrain exposure").
+
+    Steering(boost={2: 3.0}, forbid=[5], cap={0: 0.4})      relative to what the model says of each user
+    Steering(set={1: 0.5})                                  head 1 gets half, the others share the rest as before
+    Steering(blend=(house_pi, 0.2))                         a fifth of it from elsewhere
+
+Applied in this order: blend, boost, forbid, set, cap. π stays a distribution; what cannot be is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Float
+
+from bachlib import BachError
+
+Pi = Float[np.ndarray, "B k"]
+
+
+@dataclass(frozen=True)
+class Steering:
+    boost: Mapping[int, float] = field(default_factory=dict)  # head: factor
+    forbid: Sequence[int] = ()
+    set: Mapping[int, float] = field(default_factory=dict)  # head: share
+    cap: Mapping[int, float] = field(default_factory=dict)  # head: largest share
+    blend: tuple[np.ndarray, float] | None = None  # (another π, its weight)
+
+    def __call__(self, pi: Pi) -> Pi:
+        """π after steering, a row per user."""
+        k = pi.shape[1]
+        self._check(k)
+        if self.blend is not None:
+            other, weight = self.blend
+            pi = (1 - weight) * pi + weight * checked_pi(other, len(pi), k)
+        factor = np.ones(k)
+        factor[list(self.boost)] = list(self.boost.values())
+        factor[list(self.forbid)] = 0
+        pi = normalised(pi * factor, "boost and forbid")
+        if self.set:
+            pi = _with_shares(pi, self.set)
+        return _capped(pi, self.cap) if self.cap else pi
+
+    def _check(self, k: int) -> None:
+        for name, values in (("boost", self.boost), ("forbid", self.forbid), ("set", self.set), ("cap", self.cap)):
+            if wrong := [r for r in values if not (isinstance(r, int | np.integer) and 0 <= r < k)]:
+                raise BachError(f"{name}: there is no head {wrong[0]!r}; heads are 0 … {k - 1}")
+        for name, values, most in (("boost", self.boost, np.inf), ("set", self.set, 1), ("cap", self.cap, 1)):
+            for r, value in values.items():
+                if not (np.isfinite(value) and 0 <= value <= most):
+                    limit = "" if most == np.inf else " and at most 1"
+                    raise BachError(f"{name} of head {r} should be a number ≥ 0{limit}; got {value}")
+        if sum(self.set.values()) > 1 + 1e-9:
+            raise BachError(f"set: the shares add up to {sum(self.set.values()):.3g}; there is only 1 to give")
+        if both := sorted({*self.forbid} & {r for r, share in self.set.items() if share > 0}):
+            raise BachError(f"head {both[0]} is both forbidden and set; choose one")
+        if over := [r for r, share in self.set.items() if share > self.cap.get(r, 1) + 1e-12]:
+            raise BachError(f"head {over[0]} is set above its own cap")
+        if self.blend is not None and not 0 <= self.blend[1] <= 1:
+            raise BachError(f"blend: the weight of the other π should be between 0 and 1; got {self.blend[1]}")
+
+
+def _with_shares(pi: Pi, shares: Mapping[int, float]) -> Pi:
+    heads, given = list(shares), np.array(list(shares.values()))
+    rest = pi.copy()
+    rest[:, heads] = 0
+    left = 1 - given.sum()
+    if left > 1e-12:
+        rest = left * normalised(rest, "set: what it leaves to the other heads")
+    else:
+        rest[:] = 0
+    rest[:, heads] = given
+    return rest
+
+
+def _capped(pi: Pi, cap: Mapping[int, float]) -> Pi:
+    """What is above a cap goes to the heads below theirs, in proportion, until nobody is above."""
+    most = np.ones(pi.shape[1])
+    most[list(cap)] = list(cap.values())
+    for _ in range(pi.shape[1] + 1):
+        over = pi > most + 1e-15
+        if not over.any():
+            return pi
+        full = pi >= most - 1e-15  # at or above the cap: keep just that
+        free = np.where(full, 0, pi)
+        left = 1 - np.where(full, most, 0).sum(1, keepdims=True)
+        touched = over.any(1)
+        if (free.sum(1)[touched] <= 0).any():
+            raise BachError(f"cap: the caps {dict(cap)} leave no head that could take the rest of π")
+        with np.errstate(invalid="ignore"):
+            spread = np.where(full, most, free / free.sum(1, keepdims=True) * left)
+        pi = np.where(touched[:, None], spread, pi)
+    return pi
+
+
+def normalised(pi: Pi, what: str) -> Pi:
+    total = pi.sum(1, keepdims=True)
+    if not (total > 0).all():
+        raise BachError(f"{what} leave user {int(np.argmin(total > 0))} without any head: π would be 0 everywhere")
+    return pi / total
+
+
+def checked_pi(pi: np.ndarray, B: int, k: int) -> Pi:
+    """π as it was given, (k,) for all or (B, k), after a look: finite, not negative, summing to one."""
+    try:
+        pi = np.asarray(pi, np.float64)
+    except (TypeError, ValueError):
+        raise BachError(f"pi should be numbers, (k,) or (B, k) = {(B, k)}; got {type(pi).__name__}") from None
+    if pi.shape not in ((k,), (B, k)):
+        raise BachError(f"pi should be ({k},), one for all, or (B, k) = {(B, k)}; got shape {pi.shape}")
+    pi = np.broadcast_to(pi, (B, k))
+    fine = (np.isfinite(pi) & (pi >= 0)).all(1)
+    if not fine.all():
+        row = int(np.argmin(fine))
+        raise BachError(f"pi should be numbers ≥ 0; row {row} has {pi[row].tolist()[:8]}")
+    total = pi.sum(1)
+    if (np.abs(total - 1) > 1e-3).any():
+        row = int(np.argmax(np.abs(total - 1)))
+        raise BachError(f"pi should sum to 1; row {row} sums to {total[row]:.6g}: divide by that if it is meant so")
+    return np.where(np.abs(total - 1) < 1e-12, 1.0, 1 / total)[:, None] * pi  # what sums to one stays as it is

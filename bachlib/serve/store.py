@@ -1,0 +1,108 @@
+"""An index on disk: generations of files, and a pointer to the one that counts. Needs no torch.
+
+    CURRENT             the name of the generation that counts, replaced in one rename
+    gen-000007/         meta.json (strategy, settings, hash of the model, checksums) and the arrays, memory-mapped
+
+A new generation is written beside the old one and then pointed to. Who has the old one open goes on with it, also after
+its files were removed; who opens the folder finds the one or the other, whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bachlib import BachError
+from bachlib.records import canonical_json, only_one, whole_folder, write_text
+from bachlib.serve.catalogue import Catalogue
+from bachlib.serve.codebook import CodebookArrays
+
+FORMAT = 1
+CODEBOOK = [name for name in CodebookArrays._fields if name != "items"]
+
+
+def model_hash(model: Any) -> str:
+    """Of everything that makes a model what it is: its configuration and every weight."""
+    digest = hashlib.sha256(canonical_json(getattr(model, "config", {})).encode())
+    for name, value in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+        digest.update(np.ascontiguousarray(value.detach().cpu().numpy()).tobytes())
+    return digest.hexdigest()
+
+
+def write(folder: Path, catalogue: Catalogue, about: dict[str, Any]) -> Path:
+    """A new generation, and then the pointer to it; older ones but the last are removed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with only_one(folder.resolve()):
+        there = sorted(path.name for path in folder.glob("gen-*"))
+        name = f"gen-{int(there[-1][4:]) + 1 if there else 1:06d}"
+        with whole_folder(folder / name) as new:
+            arrays = {"vectors": catalogue.vectors, "numbers": catalogue.numbers}
+            if catalogue.tokens is not catalogue.vectors:
+                arrays["tokens"] = catalogue.tokens
+            if len(catalogue.numbers) < len(catalogue.vectors):
+                arrays["items"] = catalogue.items
+            if catalogue.codebook is not None:
+                arrays |= {part: getattr(catalogue.codebook, part) for part in CODEBOOK}
+            for part, array in arrays.items():
+                np.save(new / f"{part}.npy", array)
+            if catalogue.index is not None:
+                catalogue.index.save(new / "neighbours.faiss")
+            files = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in new.iterdir()}
+            (new / "meta.json").write_text(canonical_json({"format": FORMAT, **about, "files": files}))
+        write_text(folder / "CURRENT", name + "\n")
+        for old in there[:-1]:
+            shutil.rmtree(folder / old, ignore_errors=True)
+    return folder
+
+
+def read(folder: Path, verify: bool = True) -> tuple[Catalogue, dict[str, Any]]:
+    """(the catalogue, memory-mapped; what was said of it)."""
+    if not (folder / "CURRENT").exists():
+        raise BachError(f"{folder} is not an index (it has no CURRENT); write one with retriever.save")
+    where = folder / (folder / "CURRENT").read_text().strip()
+    try:
+        about = json.loads((where / "meta.json").read_text(encoding="utf-8"))
+        if about["format"] != FORMAT:
+            raise BachError(f"{where} has format {about['format']}, this version reads {FORMAT}; save it anew")
+        for name, file in about["files"].items():
+            if (size := (where / name).stat().st_size) != file["bytes"]:
+                raise BachError(f"{where / name} is damaged: {size:,} bytes instead of {file['bytes']:,}; {_ANEW}")
+            if verify and _sha256(where / name) != file["sha256"]:
+                raise BachError(f"{where / name} is damaged: its checksum is another; {_ANEW}")
+        arrays = [where / name for name in about["files"] if name.endswith(".npy")]
+        parts = {path.stem: np.asarray(np.load(path, mmap_mode="c")) for path in arrays}  # private if written to
+        vectors = parts["vectors"]
+        items = parts.get("items", vectors)
+        codebook = None
+        if about["strategy"] == "codebook":
+            codebook = CodebookArrays(**{part: parts[part] for part in CODEBOOK}, items=items)
+        catalogue = Catalogue(vectors, parts.get("tokens", vectors), parts["numbers"], items, codebook=codebook)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BachError(f"{where} is damaged ({type(error).__name__}: {error}); {_ANEW}") from None
+    if about["strategy"] == "two-step":
+        from bachlib.serve.twostep import Neighbours
+
+        catalogue = catalogue._replace(index=Neighbours.load(where / "neighbours.faiss", about["settings"]["index"]))
+    return catalogue, about
+
+
+def check_model(folder: str | Path, about: dict[str, Any], model: Any) -> None:
+    if (here := model_hash(model)) != about["model"]:
+        raise BachError(
+            f"{folder} is the index of another model (hash {about['model'][:12]} there, {here[:12]} here): its vectors "
+            "and this model's users do not belong together. Load the run it was made with, or build a new index"
+        )
+
+
+_ANEW = "write it anew with retriever.save"
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,0 +1,172 @@
+"""Two-step retrieval ("Efficient serving"): the nearest items of each head from faiss, rescored by the exact mixture.
+
+**The bound.** An item that is in no list has t_r ≤ t_r^(M) for every head, the last cosine of the head's list, so it
+scores at most log Σ_r π_r C_r ω(t_r^(M)). Where the K-th rescored item is above, the slate is exact *if the lists are*.
+Lists of a graph (HNSW) or of cells (IVF) may have missed an item, so that is all they can say; the proof is in `exact`,
+whose scan, begun with this slate, finds every item that any head has above its threshold.
+
+Heads are asked in two rounds: first the heavy ones; then of the others those that could still give half of what it
+takes. A head that was not asked has t_r = 1 in the bound. Then lists grow where the bound needs it and `max_M` allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from bachlib import BachError
+from bachlib.serve.density import Best, LeftOut, Query, rounding
+from bachlib.serve.exact import thresholds_of
+
+Kind = Literal["hnsw", "ivf"]
+SEARCH = {"hnsw": 1.25, "ivf": 32}  # HNSW: how much wider than M it looks; IVF: cells visited
+
+
+class Neighbours:
+    """A faiss index over the items by inner product. With GPUs, and a faiss that knows them, IVF goes there."""
+
+    def __init__(self, items: Float[np.ndarray, "n d"], kind: Kind = "hnsw"):
+        import faiss  # late: serving by a scan or a codebook does without
+
+        n, d = items.shape
+        if kind == "hnsw":
+            index = faiss.IndexHNSWFlat(d, 32, faiss.METRIC_INNER_PRODUCT)
+            index.hnsw.efConstruction = 100
+        elif kind == "ivf":
+            cells = max(1, min(int(2 * n**0.5), n // 40))
+            index = faiss.IndexIVFFlat(faiss.IndexFlatIP(d), d, cells, faiss.METRIC_INNER_PRODUCT)
+            index.train(items[:: max(1, n // (256 * cells))])
+        else:
+            raise BachError(f"index={kind!r}: should be 'hnsw' or 'ivf'")
+        index.add(items)
+        self._take(index, kind)
+
+    def _take(self, index, kind: Kind) -> None:
+        import faiss
+
+        self.kind, self.on_cpu = kind, index
+        on_gpu = kind == "ivf" and getattr(faiss, "get_num_gpus", int)() > 0
+        self.index = faiss.index_cpu_to_all_gpus(index) if on_gpu else index
+
+    @classmethod
+    def load(cls, path: Path, kind: Kind) -> Neighbours:
+        import faiss
+
+        try:
+            index = faiss.read_index(str(path))
+        except RuntimeError as error:
+            raise BachError(f"{path} is damaged: faiss says {str(error).splitlines()[-1][:200]}") from None
+        made = cls.__new__(cls)
+        made._take(index, kind)
+        return made
+
+    def save(self, path: Path) -> None:
+        import faiss
+
+        faiss.write_index(self.on_cpu, str(path))
+
+    def nearest(self, rows: Float[np.ndarray, "q d"], M: int) -> tuple[np.ndarray, np.ndarray]:
+        """(cosines, places), (q, M) each, best first; place −1 where fewer were found."""
+        import faiss
+
+        if self.kind == "hnsw":
+            params = faiss.SearchParametersHNSW(efSearch=int(SEARCH["hnsw"] * M))
+        else:
+            params = faiss.SearchParametersIVF(nprobe=SEARCH["ivf"])
+        return self.index.search(np.ascontiguousarray(rows), M, params=params)
+
+
+class Lists(NamedTuple):
+    """How deep each head was asked, where its list ends, and whether the bound holds."""
+
+    depth: Int[np.ndarray, "B k"]
+    end: Float[np.ndarray, "B k"]  # t_r^(M); 1 where the head was not asked
+    enough: Bool[np.ndarray, " B"]  # the slate is exact if the lists are
+
+
+def two_step(
+    query: Query,
+    items: Float[np.ndarray, "n d"],
+    K: int,
+    left_out: LeftOut,
+    index: Neighbours,
+    M: int | None = None,
+    max_M: int | None = None,
+) -> tuple[Best, Lists]:
+    """The best K among the lists.
+
+    M entries in a list (default: K and what is left out). Where the bound does not hold, lists that end too early are
+    doubled up to `max_M`; by default up to 4 M, and only if that looks like enough.
+    """
+    (B, k, d), n = query.heads.shape, len(items)
+    best = Best(query, items, K, left_out)
+    size = min(n, M or K + int(np.diff(left_out.starts).max(initial=0)))
+    most = min(n, max(size, max_M or 4 * size))
+    depth, (top, half, end) = np.zeros((B, k), np.int64), np.ones((3, B, k))  # first, middle, last cosine of a list
+
+    def ask(which: Bool[np.ndarray, "B k"], size: int) -> None:
+        users, heads = np.nonzero(which)
+        if len(users):
+            t, places = index.nearest(query.heads[users, heads], size)
+            depth[users, heads], end[users, heads] = size, _last(t, places)
+            top[users, heads], half[users, heads] = t[:, 0], t[:, (size - 1) // 2]
+            there = places >= 0
+            best.offer(np.repeat(users, size)[there.ravel()], places[there])
+
+    first = _heavy(query)
+    ask(first, size)
+    near = np.where(first, top, -1).max(1, keepdims=True)  # what a head that was not asked yet may reach, at a guess
+    ask(~first & (query.terms_at(np.broadcast_to(near, (B, k))) > best.worst[:, None] - np.log(2)), size)
+    _fill(best, ask, size)
+    while True:
+        lists = Lists(depth, end, best.worst > query.bound(end + rounding(d)) + 1e-9)
+        if size == most or lists.enough.all():
+            return best, lists
+        wanted = thresholds_of(query, best.worst)
+        short = (end > wanted) & ~lists.enough[:, None]
+        if max_M is None:
+            short &= _in_reach(wanted, lists, half, most)[:, None]
+        if not short.any():
+            return best, lists
+        size = min(2 * size, most)
+        ask(short, size)
+
+
+def _fill(best: Best, ask: Callable[[np.ndarray, int], None], size: int) -> None:
+    """Where the lists hold fewer than K items that may be served: longer ones, and in the end everything."""
+    k, n = best.query.kappa.shape[1], len(best.items)
+    while (few := np.isneginf(best.worst)).any() and size < n:
+        size = min(n, 2 * size)
+        ask(np.repeat(few[:, None], k, 1), size)
+    for u in np.flatnonzero(few):  # a graph need not reach every item
+        best.offer(np.full(n, u), np.arange(n))
+
+
+def _last(t: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """The last cosine of each list; 1 where nothing was found."""
+    found = (places >= 0).sum(1)
+    return np.where(found > 0, t[np.arange(len(t)), np.maximum(found - 1, 0)], 1.0)
+
+
+def _heavy(query: Query) -> Bool[np.ndarray, "B k"]:
+    """The heads that give the first four fifths of the density at a cosine of 0.75; all where the best head counts."""
+    if not query.soft:
+        return np.ones(query.log_weight.shape, bool)
+    terms = query.terms_at(np.full(query.kappa.shape, 0.75))
+    share = np.exp(terms - terms.max(1, keepdims=True))
+    order = np.argsort(-share, axis=1)
+    ranked = np.take_along_axis(share, order, 1) / share.sum(1, keepdims=True)
+    heavy = np.empty(share.shape, bool)
+    np.put_along_axis(heavy, order, np.cumsum(ranked, 1) - ranked < 0.8, 1)
+    return heavy
+
+
+def _in_reach(wanted: np.ndarray, lists: Lists, half: np.ndarray, most: int) -> Bool[np.ndarray, " B"]:
+    """Would lists of length `most` end low enough? By their slope: how far the cosine falls with a doubling."""
+    doublings = (lists.end - wanted) / np.maximum(half - lists.end, 1e-9)
+    doublings = np.where(lists.depth > 0, doublings, 0)  # a list that was not asked for can be had
+    return (np.log2(np.maximum(lists.depth, 1)) + doublings).max(1) <= np.log2(2 * most)

@@ -1,0 +1,500 @@
+"""The retriever: every method by every strategy against brute force, input of all kinds, coming and going items."""
+
+import json
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from serving import ranked
+
+from bachlib import BachError
+from bachlib.evaluate import evaluate
+from bachlib.model.methods import METHODS, build
+from bachlib.model.svd import fold_in, pure_svd
+from bachlib.serve import Retriever, Steering, costs
+from bachlib.serve.lean import CodebookServer
+from bachlib.train import fit
+from bachlib.train.validation import earlier_items
+
+SMALL = {"d": 16, "ff": 16, "item_width": 16}
+
+
+def made(world, name="p-bach", strategy="exact", k=4, **settings):
+    return Retriever(_model(world, name, k), strategy, **settings)
+
+
+def _model(world, name, k=4, **params):
+    """A model whose weights are not the first ones: heads, π and κ differ from user to user."""
+    model = build(name, world, k, **SMALL, **params)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            size = parameter.std(correction=0).clamp(min=0.05)
+            parameter += 0.3 * size * torch.randn_like(parameter)
+    return model
+
+
+@pytest.fixture(scope="module")
+def histories(world):
+    return world.history(np.arange(30), "test")
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "mostpop"])
+def test_every_method_by_every_strategy(world, histories, name):
+    """Slates against the model's own scores over the catalogue, sorted; the history left out."""
+    model = _model(world, name)
+    items = model.items().double()
+    with torch.no_grad():
+        heads, log_pi, kappa = model.encode(histories)
+        t = heads.double() @ items.T
+        if model.kernel:
+            wanted = (
+                log_pi.double()[..., None] + model.kernel.log_density(t, kappa.double()[..., None], 16)
+            ).logsumexp(1)
+        else:
+            wanted = t.amax(1)
+    np.testing.assert_allclose(wanted, model.score(histories), atol=2e-5)
+    wanted = wanted.numpy()
+    for strategy in ("exact", "two-step", "codebook"):
+        if strategy == "codebook" and not name.endswith("-global"):
+            with pytest.raises(BachError, match="needs heads that all users share"):
+                Retriever(model, strategy)
+            continue
+        settings = {"lists": "exact"} if strategy == "two-step" else {}
+        slate = Retriever(model, strategy, **settings).retrieve(histories, K=25)
+        assert slate.strategy == strategy and slate.certified.all()
+        for u, row in enumerate(wanted):
+            np.testing.assert_array_equal(slate.items[u], ranked(row, 25, histories[u][histories[u] >= 0]))
+            np.testing.assert_allclose(slate.scores[u], row[slate.items[u]], atol=1e-6)
+        np.testing.assert_allclose(slate.head_share.sum(-1), 1, rtol=1e-9)
+        assert (np.diff(slate.scores) <= 0).all()
+
+
+def test_strategies_agree_to_the_bit(world, histories):
+    model = _model(world, "v-bach-global", 12)
+    slates = [Retriever(model, s, lists="exact").retrieve(histories, 40) for s in ("exact", "two-step", "codebook")]
+    for slate in slates[1:]:
+        np.testing.assert_array_equal(slate.items, slates[0].items)
+        assert np.abs(slate.scores - slates[0].scores).max() < 1e-6  # π comes from the same tower in another batch
+        np.testing.assert_allclose(slate.head_share, slates[0].head_share, atol=1e-6)
+
+
+def test_only_proved_slates_are_certified(world, histories):
+    approximate = made(world, strategy="two-step", M=100, max_M=600).retrieve(histories, 10)
+    assert not approximate.certified.any() and approximate.exact_if_lists_are.any()
+    proved = made(world, strategy="two-step", lists="exact").retrieve(histories, 10)
+    assert proved.certified.all()
+    np.testing.assert_array_equal(proved.items, made(world).retrieve(histories, 10).items)
+
+
+# --------------------------------------------------------------------------------------------------------- input
+
+
+def test_one_many_ragged_and_tensors(world, histories):
+    retriever = made(world)
+    batch = retriever.retrieve(histories[:3], 7)
+    one = retriever.retrieve(histories[0], 7)
+    assert one.items.shape == (1, 7) and one.head_share.shape == (1, 7, 4)
+    np.testing.assert_array_equal(one.items[0], batch.items[0])
+    np.testing.assert_array_equal(retriever.retrieve(torch.from_numpy(histories[:3]), 7).items, batch.items)
+    ragged = [histories[0][-1:].tolist(), histories[1].tolist(), []]
+    slate = retriever.retrieve(ragged, 7)
+    np.testing.assert_array_equal(slate.items[1], batch.items[1])
+    np.testing.assert_array_equal(slate.items[2], retriever.retrieve([], 7).items[0])  # an empty history is one too
+
+
+def test_a_long_history_is_read_from_its_end_and_left_out_whole(world):
+    retriever = made(world)
+    sequence = np.array(world.sequence(0))
+    assert len(sequence) > 50
+    slate = retriever.retrieve([sequence], 50)
+    last = retriever.retrieve([sequence[-50:]], 50, exclude=sequence)
+    np.testing.assert_array_equal(slate.items, last.items)
+    assert not np.isin(slate.items, sequence).any()
+
+
+def test_left_out_kept_and_excluded(world, histories):
+    retriever = made(world)
+    own = histories[0][histories[0] >= 0]
+    kept = retriever.retrieve(histories[:2], 100, keep_history=True)
+    assert np.isin(own, kept.items[0]).any()
+    for_all = retriever.retrieve(histories[:2], 10, exclude=kept.items[0][:20])
+    assert not np.isin(kept.items[0][:20], for_all.items).any()
+    each = retriever.retrieve(histories[:2], 10, exclude=[kept.items[0][:20], []])
+    assert not np.isin(kept.items[0][:20], each.items[0]).any()
+    np.testing.assert_array_equal(each.items[1], retriever.retrieve(histories[1], 10).items[0])
+
+
+@pytest.mark.parametrize("strategy", ["exact", "two-step", "codebook"])
+def test_bad_input_is_said_and_the_retriever_goes_on(world, histories, strategy):
+    retriever = made(world, "p-bach-global", strategy)
+    before = retriever.retrieve(histories[:2], 5)
+    n, left = world.n_items, world.n_items - len(set(histories[0]))
+    bad = [
+        (dict(history=[[3, n]]), f"history of request 0: there is no item {n}; items are 0 … {n - 1}"),
+        (dict(history=[[1], [-2]]), "history of request 1: there is no item -2"),
+        (dict(history=[[0.5]]), "should be a list of item numbers"),
+        (dict(history=["ab"]), "should be a list of item numbers"),
+        (dict(history=7), "should be a list of item numbers"),
+        (dict(history=np.empty((0, 5), int)), "holds no request"),
+        (dict(K=0), "K should be a whole number ≥ 1; got 0"),
+        (dict(K=2.5), "K should be a whole number"),
+        (dict(K=n), f"K={n}, but of {n} items {left} remain for request 0"),
+        (dict(exclude=np.arange(n)), "K=5, but of 600 items 0 remain"),
+        (dict(exclude=[[1]]), "exclude has 1 lists for 2 requests"),
+        (dict(exclude=[n]), f"exclude: there is no item {n}"),
+        (dict(pi=[0.5, 0.5, 0.5, 0.5]), r"pi should sum to 1; row 0 sums to 2"),
+        (dict(pi=[1.5, -0.5, 0, 0]), "pi should be numbers ≥ 0; row 0"),
+        (dict(pi=[np.nan, 0.5, 0.5, 0]), "pi should be numbers ≥ 0; row 0"),
+        (dict(pi=[0.5, 0.5]), r"pi should be \(4,\), one for all, or \(B, k\) = \(2, 4\); got shape \(2,\)"),
+        (dict(pi="abc"), "pi should be numbers"),
+        (dict(caps={"Heist": 1}), "caps need to know genres"),
+    ]
+    for wrong, said in bad:
+        with pytest.raises(BachError, match=said):
+            retriever.retrieve(**{"history": histories[:2], "K": 5, **wrong})
+    np.testing.assert_array_equal(retriever.retrieve(histories[:2], 5).items, before.items)
+
+
+def test_the_largest_K_there_is(world, histories):
+    left = world.n_items - len(set(histories[0].tolist()) - {-1})
+    for strategy in ("exact", "two-step"):
+        slate = made(world, strategy=strategy).retrieve(histories[0], left)
+        assert len(set(slate.items[0].tolist())) == left and np.isfinite(slate.scores).all()
+
+
+def test_wrong_settings(world):
+    with pytest.raises(BachError, match="mostpop has no vectors"):
+        Retriever(build("mostpop", world))
+    with pytest.raises(BachError, match="should be one of auto, exact, two-step, codebook"):
+        made(world, strategy="fast")
+    with pytest.raises(BachError, match="should be 'hnsw' or 'ivf'"):
+        made(world, strategy="two-step", index="flat")
+    with pytest.raises(BachError, match="should be 'approximate' or 'exact'"):
+        made(world, lists="sure")
+    with pytest.raises(BachError, match="M should be at least 1"):
+        made(world, M=0)
+    with pytest.raises(BachError, match="weighs no heads"):
+        made(world, "all-multihead").retrieve([[1]], 5, pi=np.full(4, 0.25))
+
+
+def test_empty_histories_only_where_there_is_something_to_say(world):
+    for name in ("mind", "comirec-sa", "comirec-dr", "sasrec"):
+        with pytest.raises(BachError, match="request 1 has an empty history"):
+            made(world, name).retrieve([[1], []], 5)
+    for name in ("standard", "all-multihead", "p-bach", "p-bach-global", "p-bach-residual"):
+        assert np.isfinite(made(world, name).retrieve([[]], 5).scores).all()
+
+
+def test_vectors_that_are_not_numbers_are_refused(world):
+    model = _model(world, "p-bach")
+    with torch.no_grad():
+        model.item_tower.residual[2].bias[0] = torch.nan
+    with pytest.raises(BachError, match=r"item vectors should be unit: .* has the model diverged"):
+        Retriever(model, "exact")
+
+
+def test_a_free_pi_per_user_asks_who(world, histories):
+    retriever = Retriever(_model(world, "p-bach", pi="table"), "exact")
+    with pytest.raises(BachError, match="say who"):
+        retriever.retrieve(histories[:2], 5)
+    slate = retriever.retrieve(histories[:2], 5, user=[0, 1])
+    assert not np.allclose(slate.pi[0], slate.pi[1])
+
+
+# ------------------------------------------------------------------------------------------------- steering, caps
+
+
+def test_pi_is_replaced_or_steered(world, histories):
+    retriever = made(world)
+    own = retriever.retrieve(histories[:5], 30)
+    given = retriever.retrieve(histories[:5], 30, pi=own.pi)
+    np.testing.assert_array_equal(given.items, own.items)
+    only = retriever.retrieve(histories[:5], 30, pi=[0, 0, 1, 0])
+    assert (only.head_share.argmax(-1) == 2).all()
+    without = retriever.retrieve(histories[:5], 30, pi=Steering(forbid=[2]))
+    assert (without.head_share[..., 2] == 0).all() and without.certified.all()
+    np.testing.assert_allclose(without.pi.sum(1), 1)
+
+
+def test_caps_per_genre(world, histories):
+    genres = world.items["genres"]
+    retriever = made(world, genres=genres)
+    free = retriever.retrieve(histories[:4], 20)
+    first = [genres[item][0] for item in free.items[0]]
+    most = max(set(first), key=first.count)
+    capped = retriever.retrieve(histories[:4], 20, caps={most: 2})
+    assert capped.certified.all()
+    everything = retriever.retrieve(histories[:4], 400)
+    for u in range(4):
+        wanted, count = [], 0
+        for item in everything.items[u]:
+            count += most in genres[item]
+            if most not in genres[item] or count <= 2:
+                wanted.append(item)
+        np.testing.assert_array_equal(capped.items[u], wanted[:20])
+    with pytest.raises(BachError, match="there is no genre 'Polka'"):
+        retriever.retrieve(histories[:1], 5, caps={"Polka": 1})
+    with pytest.raises(BachError, match=r"the caps leave \d+ items for request 0; K=20 is too many"):
+        retriever.retrieve(histories[:1], 20, caps={name: 3 for name in {g for row in genres for g in row}})
+    with pytest.raises(BachError, match="caps should be whole numbers"):
+        retriever.retrieve(histories[:1], 5, caps={most: -1})
+
+
+def test_a_slate_can_be_read(world, histories):
+    slate = made(world).retrieve(histories[0], 5)
+    table = slate.table(0, world.items)
+    assert list(table) == ["item", "score", "head", "share", "title", "genres"] and table.index.tolist() == [
+        1,
+        2,
+        3,
+        4,
+        5,
+    ]
+    assert table["title"].iloc[0] == world.items["title"][slate.items[0, 0]]
+    assert (table["share"].to_numpy() == slate.head_share[0].max(1)).all()
+
+
+# -------------------------------------------------------------------------------------------- with the rest of it
+
+
+def test_slates_of_a_run_are_those_of_evaluate(world, tmp_path):
+    quick = {"epochs": 1, "batch_size": 256, "n_negatives": 64, "valid_every": 1}
+    run = fit(build("p-bach", world, 3, **SMALL), world, quick, tmp_path, quiet=True)
+    users = np.arange(world.n_users)
+    rows, items = earlier_items(world, users, "test")
+    earlier = [items[rows == u] for u in users]
+    slate = Retriever(run).retrieve(world.history(users, "test"), 20, exclude=earlier)
+    evaluated = evaluate(run, world, slate=20, quiet=True).slates
+    assert (slate.items == evaluated).mean() > 0.999  # float32 there
+
+
+def test_auto_says_why(world, histories, monkeypatch):
+    small = made(world, strategy="auto")
+    assert small.strategy == "exact" and "600 items, k = 4: a scan takes" in small.why and small.why in repr(small)
+    shared = made(world, "p-bach-global", "auto")
+    assert shared.strategy in ("codebook", "exact") and "the codebook's lists" in shared.why
+    monkeypatch.setattr(costs, "RATIOS", {100: 0.1, 1000: 0.1})  # as if graphs paid at this size: it is measured
+    tried = made(world, strategy="auto")
+    assert "two-step" in tried.why and "with recall" in tried.why
+    np.testing.assert_array_equal(tried.retrieve(histories, 5).items[:, 0], small.retrieve(histories, 5).items[:, 0])
+
+
+# ------------------------------------------------------------------------------------------ items come and go
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy"), [("p-bach", "exact"), ("p-bach", "two-step"), ("p-bach-global", "codebook")]
+)
+def test_items_come_and_go(world, histories, name, strategy):
+    retriever = made(world, name, strategy, lists="exact")
+    before = retriever.retrieve(histories, 10)
+    best = before.items[0, 0]
+    retriever.remove([best])
+    after = retriever.retrieve(histories, 10)
+    assert best not in after.items and after.certified.all()
+    np.testing.assert_array_equal(after.items[0, :9], before.items[0, 1:])
+    with_it = np.concatenate([histories[1][histories[1] >= 0][1:], [best]])
+    retriever.retrieve(with_it, 5)  # a history may still hold it
+    twin = retriever.catalogue.vectors[best]
+    (new,) = retriever.add(vectors=twin[None])
+    assert new == world.n_items
+    again = retriever.retrieve(histories, 10)
+    np.testing.assert_array_equal(again.items[0], np.where(before.items[0] == best, new, before.items[0]))
+    retriever.retrieve([[new]], 5)
+    with pytest.raises(BachError, match=f"there is no item {new + 1}"):
+        retriever.retrieve([[new + 1]], 5)
+    with pytest.raises(BachError, match="nothing would be left"):
+        retriever.remove(np.arange(new + 1))
+    with pytest.raises(BachError, match="16 dimensions; got 3"):
+        retriever.add(vectors=np.eye(3)[:1])
+    with pytest.raises(BachError, match="either rows"):
+        retriever.add()
+
+
+def test_folded_rows_are_those_of_the_table(world):
+    """An item folded in from who liked it gets the row it has: V = Xᵀ U Σ⁻¹; so its vector is its own."""
+    svd, matrix = pure_svd(world, 16), world.matrix("train")
+    items = [5, 77, 301]
+    likers = [matrix[:, i].nonzero()[0] for i in items]
+    model = _model(world, "p-bach")
+    rows = fold_in(world, svd, likers)
+    np.testing.assert_allclose(rows, model.item_tower.table[items], atol=1e-4)
+    retriever = Retriever(model, "exact")
+    numbers = retriever.add(rows)
+    np.testing.assert_allclose(retriever.catalogue.vectors[numbers], retriever.catalogue.vectors[items], atol=1e-4)
+    with pytest.raises(BachError, match="nobody has liked"):
+        fold_in(world, svd, [[]])
+
+
+def test_frozen_rows_come_along(world, histories):
+    retriever = Retriever(_model(world, "p-bach", history="frozen"), "exact")
+    np.testing.assert_array_equal(retriever.retrieve(histories, 5).items[0], _by_score(retriever, histories)[:5])
+    numbers = retriever.add(retriever.model.item_tower.table[:2])
+    assert len(retriever.retrieve([numbers], 5).items[0]) == 5
+    with pytest.raises(BachError, match="give rows, not vectors"):
+        retriever.add(vectors=retriever.catalogue.vectors[:1])
+
+
+def _by_score(retriever, histories):
+    return ranked(retriever.model.score(histories[:1])[0].numpy(), 50, histories[0][histories[0] >= 0])
+
+
+# -------------------------------------------------------------------------------------------------------- keeping
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy"), [("v-bach", "exact"), ("v-bach", "two-step"), ("v-bach-global", "codebook")]
+)
+def test_save_and_load(world, histories, tmp_path, name, strategy):
+    retriever = made(world, name, strategy)
+    retriever.remove([3, 5])
+    retriever.save(tmp_path / "index")
+    loaded = Retriever.load(tmp_path / "index", retriever.model)
+    assert loaded.strategy == strategy and loaded.settings == retriever.settings
+    a, b = retriever.retrieve(histories, 20), loaded.retrieve(histories, 20)
+    for field in ("items", "scores", "head_share", "certified", "exact_if_lists_are"):
+        np.testing.assert_array_equal(getattr(a, field), getattr(b, field))
+
+
+def test_another_model_is_refused(world, tmp_path):
+    made(world).save(tmp_path)
+    other = _model(world, "p-bach")
+    with torch.no_grad():
+        next(other.gate.parameters()).add_(1e-6)
+    with pytest.raises(BachError, match=r"index of another model \(hash \w{12} there, \w{12} here\)"):
+        Retriever.load(tmp_path, other)
+    with pytest.raises(BachError, match="index of another model"):
+        Retriever.load(tmp_path, build("v-bach", world, 4, **SMALL))
+
+
+@pytest.mark.parametrize("strategy", ["exact", "two-step", "codebook"])
+def test_damaged_files_are_refused(world, tmp_path, strategy):
+    retriever = made(world, "p-bach-global", strategy)
+    for damage in ("cut", "flipped", "missing", "meta"):
+        folder = retriever.save(tmp_path / damage)
+        (generation,) = folder.glob("gen-*")
+        largest = max(generation.glob("*.*"), key=lambda path: path.stat().st_size)
+        content = bytearray(largest.read_bytes())
+        if damage == "cut":
+            largest.write_bytes(content[: len(content) // 2])
+        elif damage == "flipped":
+            content[-1] ^= 1
+            largest.write_bytes(content)
+        elif damage == "missing":
+            largest.unlink()
+        else:
+            (generation / "meta.json").write_text("{")
+        with pytest.raises(BachError, match="damaged"):
+            Retriever.load(folder, retriever.model)
+    with pytest.raises(BachError, match="is not an index"):
+        Retriever.load(tmp_path / "nowhere", retriever.model)
+
+
+def test_a_reader_goes_on_while_the_index_is_replaced(world, histories, tmp_path):
+    """Another generation takes the place of the first; who has the old one open keeps it until `reload`."""
+    writer = made(world, "p-bach-global", "codebook")
+    writer.save(tmp_path)
+    reader = Retriever.load(tmp_path, writer.model)
+    before = reader.retrieve(histories, 10)
+    gone = before.items[0, 0]
+    for _ in range(3):  # old generations are swept away
+        writer.remove([gone])
+        writer.save(tmp_path)
+    assert len(list(tmp_path.glob("gen-*"))) == 2
+    np.testing.assert_array_equal(reader.retrieve(histories, 10).items, before.items)
+    reader.reload()
+    assert gone not in reader.retrieve(histories, 10).items
+    with pytest.raises(BachError, match="nothing to reload"):
+        made(world).reload()
+
+
+def test_a_saved_codebook_serves_without_torch(world, histories, tmp_path):
+    retriever = made(world, "p-bach-global", "codebook", k=6)
+    retriever.save(tmp_path / "index")
+    slate = retriever.retrieve(histories[:3], 10, keep_history=True)
+    np.save(tmp_path / "pi.npy", slate.pi)
+    code = f"""
+import sys, json, numpy as np
+sys.modules["torch"] = None  # any import of it fails
+from bachlib.serve.lean import CodebookServer
+server = CodebookServer({str(tmp_path / "index")!r})
+slate = server.retrieve(np.load({str(tmp_path / "pi.npy")!r}), K=10)
+mapped = [array.base is not None for array in server.catalogue.codebook]
+print(json.dumps([slate.items.tolist(), slate.scores.tolist(), slate.certified.all().item(), all(mapped)]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    items, scores, certified, mapped = json.loads(done.stdout)
+    np.testing.assert_array_equal(items, slate.items)
+    np.testing.assert_array_equal(scores, slate.scores)
+    assert certified and mapped
+    made(world).save(tmp_path / "exact")
+    with pytest.raises(BachError, match="needs the model"):
+        CodebookServer(tmp_path / "exact")
+    server = CodebookServer(tmp_path / "index", verify=False)
+    with pytest.raises(BachError, match="pi should sum to 1"):
+        server.retrieve(np.ones(6))
+    assert server.retrieve(slate.pi[0], 5, exclude=slate.items[0, :2]).items[0, 0] == slate.items[0, 2]
+
+
+# -------------------------------------------------------------------------------------------------------- threads
+
+
+def test_100_000_requests_from_several_threads(world, histories):
+    """The same answers as one thread gives, to the bit, and no more memory in the end than after a warm-up."""
+    retriever = made(world, "p-bach-global", "codebook", k=8)
+    by_pi = retriever.retrieve(histories, 5).pi
+    wanted = {("pi", u): retriever.retrieve([], 5, pi=by_pi[u]) for u in range(30)}
+    wanted |= {("history", u): retriever.retrieve(histories[u], 5) for u in range(30)}
+
+    def ask(n: int) -> bool:
+        kind, u = ("history" if n % 8 == 0 else "pi"), n // 8 % 30
+        slate = retriever.retrieve(histories[u], 5) if kind == "history" else retriever.retrieve([], 5, pi=by_pi[u])
+        other = wanted[kind, u]
+        return bool(
+            (slate.items == other.items).all() and (slate.scores == other.scores).all() and slate.certified.all()
+        )
+
+    def some(worker: int, first: int, last: int) -> bool:
+        return all(ask(n) for n in range(first + worker, last, 4))
+
+    process, sizes = psutil.Process(), []
+    with ThreadPoolExecutor(4) as pool:
+        for first, last in ((0, 20_000), (20_000, 100_000)):
+            assert all(pool.map(lambda w, f=first, n=last: some(w, f, n), range(4)))
+            sizes.append(process.memory_info().rss / 1e6)
+    assert sizes[1] - sizes[0] < 20, f"{sizes[1] - sizes[0]:.0f} MB more after another 80,000 requests"
+
+
+@pytest.mark.parametrize(("name", "strategy"), [("p-bach", "exact"), ("all-multihead", "two-step")])
+def test_readers_and_a_writer(world, histories, name, strategy):
+    """Requests while items come and go: each sees one catalogue, whole."""
+    retriever = made(world, name, strategy)
+    best = retriever.retrieve(histories, 5)
+    gone = int(best.items[0, 0])
+    wanted = [best.items]
+    retriever.remove([gone])
+    wanted.append(retriever.retrieve(histories, 5).items)
+    bare, less = made(world, name, strategy).catalogue, retriever.catalogue
+    stop, seen = threading.Event(), set()
+
+    def read() -> None:
+        while not stop.is_set():
+            items = retriever.retrieve(histories, 5).items
+            seen.add(next((n for n, other in enumerate(wanted) if (items == other).all()), -1))
+
+    with ThreadPoolExecutor(3) as pool:
+        readers = [pool.submit(read) for _ in range(3)]
+        for n in range(60):
+            retriever.catalogue = bare if n % 2 else less
+            stop.wait(0.02)
+        stop.set()
+        for reader in readers:
+            reader.result()
+    assert seen == {0, 1}

@@ -1,0 +1,270 @@
+"""The scan and the codebook are brute force, to the bit; two-step certificates tell the truth."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from serving import RULES, nothing, query_of, random_case, ranked, torch_scores, unit
+
+from bachlib.model.sphere import KERNELS
+from bachlib.serve import codebook, exact
+from bachlib.serve.density import LeftOut, Query, brute_force, rounding
+from bachlib.serve.twostep import Neighbours, two_step
+
+
+def same(a, b):
+    np.testing.assert_array_equal(a.found, b.found)
+    np.testing.assert_array_equal(a.scores, b.scores)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_score_is_the_papers(rule):
+    """Brute force here against the mixture's reference in torch, float64: the same numbers, the same order."""
+    rng = np.random.default_rng(0)
+    items, pi, kappa, query = random_case(rng, rule=rule)
+    found, wanted = brute_force(query, items, 50, nothing(3)), torch_scores(query, items, pi, kappa)
+    for u in range(3):
+        np.testing.assert_array_equal(found.found[u], ranked(wanted[u], 50))
+        np.testing.assert_allclose(found.scores[u], wanted[u][found.found[u]], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_shares_are_the_responsibilities(rule):
+    rng = np.random.default_rng(1)
+    items, _, _, query = random_case(rng, rule=rule)
+    best = exact.top_k(query, items, 20, nothing(3))
+    shares = best.shares()
+    np.testing.assert_allclose(shares.sum(-1), 1, rtol=1e-12)
+    t = np.einsum("bnd,bkd->bnk", items[best.found].astype(float), query.heads.astype(float))
+    if rule == "max over heads":
+        np.testing.assert_array_equal(shares.argmax(-1), t.argmax(-1))
+        return
+    log_omega = np.log1p(t) if rule == "power-spherical" else t
+    terms = query.log_weight[:, None] + query.kappa[:, None] * log_omega
+    np.testing.assert_allclose(shares, np.exp(terms - best.scores[..., None]), rtol=1e-9)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    ("n", "k", "d", "B"), [(3000, 1, 8, 2), (3000, 8, 64, 70), (9000, 32, 64, 2), (20_000, 5, 2, 1)]
+)
+def test_the_scan_is_brute_force(rule, n, k, d, B):
+    """Both kernels and the maximum, more users than go into a block, one head, many, few dimensions."""
+    rng = np.random.default_rng(n + k)
+    items, _, _, query = random_case(rng, n, B, k, d, rule)
+    left_out = LeftOut.of([rng.integers(n, size=rng.integers(60)) for _ in range(B)])
+    same(exact.top_k(query, items, 37, left_out), brute_force(query, items, 37, left_out))
+
+
+@pytest.mark.parametrize("rule", list(KERNELS))
+@pytest.mark.parametrize("kappa", [0.0, 1e-8, 1e-2, 1.0, 1e3, 1e5])
+def test_any_concentration(rule, kappa):
+    """Flat, where all items tie and go by number, and so sharp that densities are far outside of any float."""
+    rng = np.random.default_rng(7)
+    items, pi, _, query = random_case(rng, 2500, 2, 4, 16, rule)
+    query = query_of(query.heads, pi, np.full(pi.shape, kappa), rule)
+    found = exact.top_k(query, items, 25, nothing(2))
+    same(found, brute_force(query, items, 25, nothing(2)))
+    assert np.isfinite(found.scores).all()
+    if kappa == 0:
+        np.testing.assert_array_equal(found.found, [np.arange(25)] * 2)
+
+
+def test_mixed_concentrations_and_heads_without_weight():
+    rng = np.random.default_rng(3)
+    items, pi, _, query = random_case(rng, 4000, 4, 6, 32)
+    pi[:, 2] = 0
+    pi /= pi.sum(1, keepdims=True)
+    query = query_of(query.heads, pi, np.tile([0.0, 1.0, 10.0, 100.0, 1e3, 1e4], (4, 1)), "power-spherical")
+    same(exact.top_k(query, items, 60, nothing(4)), brute_force(query, items, 60, nothing(4)))
+
+
+def test_equal_items_go_by_their_number():
+    rng = np.random.default_rng(4)
+    items, _, _, query = random_case(rng, 40, 2, 3, 8)
+    items = items[rng.integers(40, size=5000)]  # every vector a hundred times
+    found = exact.top_k(query, items, 150, nothing(2))
+    same(found, brute_force(query, items, 150, nothing(2)))
+    tied = found.scores[:, 1:] == found.scores[:, :-1]
+    assert tied.mean() > 0.9 and (np.diff(found.found)[tied] > 0).all()
+
+
+def test_worst_orders_and_opposite_items():
+    """Items sorted so that every one is better than all before, and items exactly opposite to a head."""
+    rng = np.random.default_rng(5)
+    items, pi, kappa, query = random_case(rng, 6000, 1, 3, 8)
+    items[:50] = -query.heads[0, 0]
+    order = np.argsort(torch_scores(query, items, pi, kappa)[0])
+    same(exact.top_k(query, items[order], 20, nothing(1)), brute_force(query, items[order], 20, nothing(1)))
+
+
+def test_a_good_start_saves_work_and_changes_nothing():
+    rng = np.random.default_rng(6)
+    items, _, _, query = random_case(rng, 30_000, 1, 8, 64)
+    plain = exact.top_k(query, items, 50, nothing(1))
+    begun = exact.top_k(query, items, 50, nothing(1), start=(np.zeros(50, np.int64), plain.found[0]))
+    same(begun, plain)
+    assert begun.n_scored < plain.n_scored < 1000
+
+
+def test_thresholds_bound_what_they_leave_out():
+    """No item below all thresholds reaches θ; and they are no lower than they have to be: parts add up to e^θ."""
+    rng = np.random.default_rng(8)
+    items, pi, kappa, query = random_case(rng, 2000, 5, 6, 16)
+    scores = torch_scores(query, items, pi, kappa)
+    theta = np.sort(scores, 1)[:, -30]
+    tau = exact.thresholds_of(query, theta)
+    t = np.einsum("nd,bkd->bnk", items.astype(float), query.heads.astype(float))
+    out = (t < tau[:, None]).all(2)
+    assert out.any() and (scores[out] < np.broadcast_to(theta[:, None], scores.shape)[out]).all()
+    np.testing.assert_allclose(query.bound(np.minimum(tau, 1 + 1e-6)), theta, atol=1e-4)  # τ is a millionth low
+
+
+def test_rounding_covers_float32_products():
+    rng = np.random.default_rng(9)
+    for d in (2, 64, 1024):
+        a, b = unit(rng.normal(size=(300, d))), unit(rng.normal(size=(300, d)))
+        off = np.abs((a @ b.T) - a.astype(float) @ b.astype(float).T).max()
+        assert off < rounding(d) < 1e-3
+
+
+# ------------------------------------------------------------------------------------------------------ two-step
+
+
+@st.composite
+def catalogues(draw):
+    """Small worlds of all kinds: duplicates, flat and sharp heads, empty heads, few dimensions, long exclusions."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    n, k, d = draw(st.integers(30, 400)), draw(st.integers(1, 6)), draw(st.sampled_from([2, 3, 16]))
+    rule = draw(st.sampled_from(RULES))
+    items, pi, _, query = random_case(rng, n, 2, k, d, rule)
+    if draw(st.booleans()):
+        items = items[rng.integers(n, size=n) // draw(st.integers(1, 5))]
+    if draw(st.booleans()) and k > 1:
+        pi[:, 0] = 0
+        pi /= pi.sum(1, keepdims=True)
+    kappa = rng.choice([0.0, 0.5, 5.0, 20.0, 300.0, 1e4], size=pi.shape)
+    left_out = LeftOut.of([rng.integers(n, size=draw(st.integers(0, n // 2))) for _ in range(2)])
+    remaining = n - int(np.diff(left_out.starts).max())
+    return items, query_of(query.heads, pi, kappa, rule), left_out, draw(st.integers(1, min(40, remaining))), rng
+
+
+class ExactLists:
+    """An index that misses nothing."""
+
+    def __init__(self, items):
+        self.items = items
+
+    def nearest(self, rows, M):
+        t = rows @ self.items.T
+        order = np.argsort(-t, axis=1, kind="stable")[:, :M]
+        return np.take_along_axis(t, order, 1), order
+
+
+@settings(max_examples=150, deadline=None)
+@given(catalogues(), st.integers(1, 30))
+def test_where_the_bound_holds_exact_lists_give_brute_force(case, M):
+    items, query, left_out, K, _ = case
+    best, lists = two_step(query, items, K, left_out, ExactLists(items), M=M, max_M=400)
+    wanted = brute_force(query, items, K, left_out)
+    for u in np.flatnonzero(lists.enough):
+        np.testing.assert_array_equal(best.found[u], wanted.found[u])
+        np.testing.assert_array_equal(best.scores[u], wanted.scores[u])
+
+
+@settings(max_examples=100, deadline=None)
+@given(catalogues())
+def test_the_scan_is_brute_force_in_all_small_worlds(case):
+    items, query, left_out, K, rng = case
+    wanted = brute_force(query, items, K, left_out)
+    same(exact.top_k(query, items, K, left_out), wanted)
+    start = (rng.integers(2, size=30), rng.integers(len(items), size=30))
+    same(exact.top_k(query, items, K, left_out, start), wanted)
+
+
+@settings(max_examples=100, deadline=None)
+@given(catalogues(), st.integers(16, 300))
+def test_the_codebook_is_brute_force_in_all_small_worlds(case, length):
+    items, query, left_out, K, rng = case
+    if not query.soft:
+        return
+    k = query.kappa.shape[1]
+    log_c = query_of(query.heads[:1], np.ones((1, k)), query.kappa[:1], query.rule).log_weight[0]
+    arrays = codebook.compute(query.heads[0], query.kappa[0], log_c, items, query.rule, length)
+    pi = rng.dirichlet(np.full(k, 0.3), size=2)
+    best, looked = codebook.top_k(arrays, pi, K, left_out, query.rule)
+    shared = Query(np.repeat(query.heads[:1], 2, 0), np.log(pi) + log_c, np.repeat(query.kappa[:1], 2, 0), query.rule)
+    same(best, brute_force(shared, items, K, left_out))
+    assert (looked <= len(items)).all()
+
+
+@pytest.fixture(scope="module")
+def clustered():
+    """20,000 items around 40 interests, and users with heads at some of them."""
+    rng = np.random.default_rng(0)
+    interests = unit(rng.normal(size=(40, 32)))
+    items = unit(interests[rng.integers(40, size=20_000)] + 0.12 * rng.normal(size=(20_000, 32)))
+    heads = unit(interests[rng.integers(40, size=(30, 6))] + 0.05 * rng.normal(size=(30, 6, 32)))
+    pi, kappa = rng.dirichlet(np.full(6, 0.6), size=30), rng.uniform(15, 25, size=(30, 6))
+    return items, query_of(heads, pi, kappa, "power-spherical")
+
+
+@pytest.mark.parametrize("kind", ["hnsw", "ivf"])
+def test_faiss_finds_nearly_everything(clustered, kind, tmp_path):
+    items, query = clustered
+    index, wanted = Neighbours(items, kind), exact.top_k(query, items, 100, nothing(30)).found
+    best, lists = two_step(query, items, 100, nothing(30), index)
+    assert np.mean([np.isin(a, b).mean() for a, b in zip(wanted, best.found, strict=True)]) > 0.99
+    assert (lists.depth.max(1) <= 400).all()
+    index.save(tmp_path / "index")
+    again, _ = two_step(query, items, 100, nothing(30), Neighbours.load(tmp_path / "index", kind))
+    np.testing.assert_array_equal(again.found, best.found)
+
+
+def test_lists_grow_until_the_bound_holds_or_the_budget_is_spent(clustered):
+    items, query = clustered
+    index = ExactLists(items)
+    for most, share in ((10, 0.0), (20_000, 1.0)):
+        best, lists = two_step(query, items, 10, nothing(30), index, M=10, max_M=most)
+        assert lists.enough.mean() == share and lists.depth.max() <= most
+    same(best, brute_force(query, items, 10, nothing(30)))
+
+
+def adversarial(k=8, d=32, decoys=300, hidden=50, seed=0):
+    """Hidden items lie between all heads, and every head's list is full of decoys right beside it."""
+    rng = np.random.default_rng(seed)
+    heads = np.linalg.qr(rng.normal(size=(d, k)))[0].T
+    middle = heads.sum(0) / np.sqrt(k)
+    near = [unit(head + 0.04 * rng.normal(size=(decoys, d))) for head in heads]
+    items = np.concatenate([*near, unit(middle + 0.02 * rng.normal(size=(hidden, d)))]).astype(np.float32)
+    return items, query_of(unit(heads)[None], np.full((1, k), 1 / k), np.full((1, k), 4.0), "power-spherical")
+
+
+def test_an_adversary_makes_plain_two_step_useless_and_the_certificate_says_so():
+    items, query = adversarial()
+    wanted = brute_force(query, items, 50, nothing(1))
+    assert (wanted.found[0] >= 8 * 300).all()  # all hidden
+    best, lists = two_step(query, items, 50, nothing(1), Neighbours(items, "hnsw"), M=100, max_M=100)
+    assert not np.isin(best.found[0], wanted.found[0]).any() and not lists.enough[0]
+    same(exact.top_k(query, items, 50, nothing(1), start=(np.zeros(50, np.int64), best.found[0])), wanted)
+    grown, lists = two_step(query, items, 50, nothing(1), ExactLists(items), M=100, max_M=len(items))
+    assert lists.enough[0]
+    same(grown, wanted)
+
+
+# ------------------------------------------------------------------------------------------------------ codebook
+
+
+def test_a_peaked_pi_needs_few_rows_and_a_flat_one_takes_the_product():
+    rng = np.random.default_rng(0)
+    k, d = 64, 32
+    prototypes = unit(rng.normal(size=(k, d)))
+    items = unit(prototypes[rng.integers(k, size=30_000)] + 0.15 * rng.normal(size=(30_000, d)))
+    kappa = rng.uniform(10, 25, size=k)
+    log_c = query_of(prototypes[None], np.ones((1, k)), kappa[None], "von-mises-fisher").log_weight[0]
+    arrays = codebook.compute(prototypes, kappa, log_c, items, "von-mises-fisher")
+    for concentration, few in ((0.02, True), (20.0, False)):
+        pi = rng.dirichlet(np.full(k, concentration), size=3)
+        best, looked = codebook.top_k(arrays, pi, 50, nothing(3), "von-mises-fisher")
+        same(best, brute_force(best.query, items, 50, nothing(3)))
+        assert (looked < 2500).all() if few else (looked == 30_000).all()
