@@ -19,6 +19,7 @@ from torch.nn.functional import embedding, normalize
 
 from bachlib import BachError
 from bachlib.model import mixture, routing, scoring
+from bachlib.model.inputs import checked_history, checked_ids
 from bachlib.model.onepass import in_full
 from bachlib.model.sphere import KERNELS
 from bachlib.model.towers import Codebook, KappaNet, PiTable
@@ -268,27 +269,9 @@ class TwoTower(nn.Module):
             raise BachError(f"user should be {n} numbers 0 … {known - 1}, one per history; got {user.tolist()[:5]} …")
         return user
 
-    def _ids(self, ids: Tensor | np.ndarray, n: int | None = None) -> Tensor:
-        ids, n = torch.as_tensor(ids, device=self.device), n or self.n_items
-        if ids.is_floating_point():
-            raise BachError(f"items are ids 0 … {n - 1}; got numbers of type {ids.dtype}")
-        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < n:
-            wrong = ids[(ids < 0) | (ids >= n)]
-            raise BachError(f"there is no item {int(wrong[0])}: items are 0 … {n - 1}")
-        return ids.long()
+    def _ids(self, ids: Tensor | np.ndarray) -> Int[Tensor, "*n"]:
+        return checked_ids(torch.as_tensor(ids, device=self.device), self.n_items)
 
-    def _checked(self, history: Tensor | np.ndarray, n: int | None = None) -> Tensor:
-        """(B, n) with the last n_hist items; −1 is padding, and nothing below."""
-        history = torch.as_tensor(history, device=self.device)
-        if history.ndim != 2:
-            raise BachError(f"a history is (B, n) item ids, a row per user; got shape {tuple(history.shape)}")
-        history = history[:, -self.n_hist :]
-        if not history.shape[1]:  # nothing is known: as one place of padding
-            history = history.new_full((len(history), 1), -1)
-        self._ids(torch.where(history == -1, 0, history), n)
-        gap = (history[:, :-1] >= 0) & (history[:, 1:] < 0)
-        if bool(gap.any()):
-            raise BachError(
-                f"padding (−1) belongs on the left of a history; row {int(gap.any(1).nonzero()[0])} has it after"
-            )
-        return history.long()
+    def _checked(self, history: Tensor | np.ndarray, n: int | None = None) -> Int[Tensor, "B n"]:
+        """(B, n) with the last n_hist items."""
+        return checked_history(torch.as_tensor(history, device=self.device), n or self.n_items)[:, -self.n_hist :]
