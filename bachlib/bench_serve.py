@@ -43,6 +43,15 @@ def requests(directions: np.ndarray, k: int, rule: str, rng: np.random.Generator
     return Query(_unit32(power_spherical(chosen, 0.5, rng)), np.log(pi) + _log_c(rule, kappa), kappa, rule)
 
 
+def codebook_of(
+    directions: np.ndarray, items: np.ndarray, k: int, rule: str, rng: np.random.Generator
+) -> codebook.CodebookArrays:
+    """k prototypes near interests, with their densities and lists."""
+    kappa = rng.uniform(12, 25, size=k)
+    near = directions[rng.choice(INTERESTS, k, replace=k > INTERESTS)]
+    return codebook.compute(_unit32(power_spherical(near, 0.3, rng)), kappa, _log_c(rule, kappa), items, rule)
+
+
 def _log_c(rule: str, kappa: np.ndarray) -> np.ndarray:
     return KERNELS[rule].log_normalizer(torch.from_numpy(kappa), D).numpy()
 
@@ -113,9 +122,7 @@ def _measure_two_step(n: int, k: int, kind: str, results: multiprocessing.Queue)
 def _measure_codebook(n: int, k: int, results: multiprocessing.Queue) -> None:
     rng, rule = np.random.default_rng(0), "power-spherical"
     directions, items = catalogue(n, rng)
-    kappa = rng.uniform(12, 25, size=k)
-    prototypes = _unit32(power_spherical(directions[rng.choice(INTERESTS, k, replace=k > INTERESTS)], 0.3, rng))
-    arrays = codebook.compute(prototypes, kappa, _log_c(rule, kappa), items, rule)
+    arrays = codebook_of(directions, items, k, rule, rng)
     pi = rng.dirichlet(np.full(k, 2.5 / k), size=REQUESTS)  # peaked: half a dozen prototypes count
     differ = 0
     for u in range(4):

@@ -83,7 +83,7 @@ def test_the_quickstart_gives_its_numbers():
     for name, values in expected.items():
         for key, value in values.items():
             # what is trained depends on how a machine rounds: a tenth; a wrong sign or kernel is worth far more
-            loose = {"04_train": {"rel": 0.1}, "05_evaluate": {"rel": 0.15}}.get(name, {})
+            loose = {"04_train": {"rel": 0.1}, "05_evaluate": {"rel": 0.15}, "07_serving": {"rel": 0.15}}.get(name, {})
             wanted = value
             if isinstance(value, float):
                 wanted = pytest.approx(value, abs=2e-3, **loose)

@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from bachlib.model import mixture
+from bachlib.model.methods import build
 from bachlib.model.sphere import KERNELS
+from bachlib.serve import Retriever
 from bachlib.show import plots
-from bachlib.show.explorer import sphere_explorer
+from bachlib.show.explorer import labels_of, sphere_explorer, steering_explorer
 
 
 def test_funnel(world):
@@ -220,3 +222,80 @@ def test_paper_and_ours():
     assert "in 1 of 2 metrics" in figure.layout.title.text
     np.testing.assert_allclose(figure.data[0].error_y.array, [3, 3])
     assert figure.data[1].error_y.array is None and figure.data[1].marker.symbol == "diamond-open"
+
+
+# ------------------------------------------------------------------------------------------------------- serving
+
+
+def test_recall_and_cost():
+    table = pd.DataFrame(
+        {"M": [50, 100, 200], "recall": [0.8, 0.995, 1.0], "proved": [0, 0, 0.5], "ms": [1.0, 2.0, 4.0]}
+    )
+    figure = plots.recall_and_cost(table, 1.5)
+    assert "M = 100 finds 99.5% of the slate" in figure.layout.title.text
+    assert [trace.name for trace in figure.data] == ["the exact slate found", "slates the bound covers", "two-step"]
+    assert "No list is long enough" in plots.recall_and_cost(table.assign(recall=0.5), 1.5).layout.title.text
+
+
+def test_adversary_counts_what_the_lists_miss():
+    cosine, hidden = np.array([0.9, 0.95, 0.4, 0.5]), np.array([False, False, True, True])
+    figure = plots.adversary(cosine, np.array([1.0, 1.1, 2.0, 2.1]), hidden, 0.45)
+    assert "1 of the 2 best items are in no list" in figure.layout.title.text
+    assert [len(trace.x) for trace in figure.data] == [2, 2]
+
+
+def test_rows_looked_at():
+    figure = plots.rows_looked_at(np.array([2.0, 3.0, 9.0]), np.array([0.02, 0.04, 1.0]))
+    assert "proved after 4% of the items" in figure.layout.title.text and len(figure.data[0].x) == 3
+
+
+def test_pareto_joins_what_nothing_beats():
+    table = pd.DataFrame({"name": ["a", "b", "c"], "ms": [1.0, 2.0, 0.5], "value": [0.3, 0.2, 0.1]})
+    figure = plots.pareto(table, "R@50")
+    assert list(figure.data[0].x) == [0.5, 1.0]  # b is slower and worse than a
+    assert "a is the most accurate, c the fastest (0.50 ms)" in figure.layout.title.text
+
+
+def test_pi_slopes_say_how_much_moves():
+    figure = plots.pi_slopes(np.array([0.7, 0.3]), np.array([0.5, 0.5]), ["x", "y"], "A cap")
+    assert figure.layout.title.text == "A cap moves 20% of π_u"
+    assert [trace.line.color for trace in figure.data] == [plots.colour(0), plots.colour(1)]
+
+
+def test_slate_slopes_join_what_stays():
+    figure = plots.slate_slopes(
+        np.array([1, 2, 3]), np.array([3, 1, 4]), {1: 0, 2: 1, 3: 1, 4: 0}, {i: f"film {i}" for i in range(5)}, "Boost"
+    )
+    assert figure.layout.title.text == "Boost: 2 of 3 items stay"
+    lines = {
+        trace.text[0].split("  ")[0] if trace.x[0] == 0 else trace.text[0].split("  ")[1]: list(trace.y)
+        for trace in figure.data
+    }
+    assert lines == {"film 1": [1, 2], "film 2": [2], "film 3": [3, 1], "film 4": [3]}
+    assert sum(bool(trace.showlegend) for trace in figure.data) == 2  # a line of the legend per head
+
+
+def test_cold_start_curve():
+    figure = plots.cold_start_curve({"p-bach": np.array([0.1, 0.2])}, np.array([1, 50]), "R@50", 0.05)
+    assert figure.layout.title.text == "From one item p-bach reaches 50% of what it does from 50"
+
+
+def test_the_steering_explorer_re_ranks(world):
+    """Sliders move π, the figure follows, and back is back."""
+    retriever = Retriever(build("p-bach", world, 3, d=16, ff=16, item_width=16), "exact")
+    history = world.history([0], "test")[0].tolist()
+    widget = steering_explorer(retriever, history, world.items, K=8)
+    controls, figure = widget.children
+    *sliders, reset = controls.children
+    first = {trace.text for trace in figure.data}
+    for slider, value in zip(sliders, (0.0, 0.0, 1.0), strict=True):
+        slider.value = value
+    after = retriever.retrieve([history], 8, pi=[0, 0, 1])
+    heads, titles = labels_of([after], world.items)
+    assert set(heads.values()) == {2}
+    shown = {text for trace in figure.data for text in trace.text}
+    assert all(any(titles[item] in text for text in shown) for item in after.items[0])
+    assert "as you have set it" in figure.layout.title.text
+    sliders[2].value = 0.0  # nothing to serve by: the last slate stays
+    reset.click()
+    assert {trace.text for trace in figure.data} == first

@@ -10,7 +10,7 @@ from bachlib import BachError
 from bachlib.evaluate.ranking import genre_matrix
 from bachlib.model.methods import build
 from bachlib.serve import Retriever, Steering, rerank
-from bachlib.serve.newcomers import FeatureGate, label_vectors, pi_from_context
+from bachlib.serve.newcomers import FeatureGate, exemplars, pi_from_context
 
 PI = np.array([[0.5, 0.3, 0.2, 0.0], [0.1, 0.2, 0.3, 0.4]])
 
@@ -157,15 +157,16 @@ def test_a_context_goes_through_the_gating_tower(world):
         pi_from_context(build("all-multihead", world, 2, d=16, ff=16, item_width=16), np.zeros((1, 1, 16)))
 
 
-def test_labels_have_a_place_among_the_items(world):
-    vectors = build("p-bach", world, 2, d=16).items().detach().numpy()
+def test_exemplars_stand_for_a_label(world):
     member, names = genre_matrix(world) > 0, sorted({g for row in world.items["genres"] for g in row})
-    made = label_vectors(vectors, member, names)
-    assert list(made) == names and made[names[0]].shape == (16,)
-    own = vectors[member[:, 0]] @ made[names[0]]
-    assert own.mean() > (vectors[~member[:, 0]] @ made[names[0]]).mean()
+    counts = np.asarray(world.matrix("train").sum(0))[0]
+    made = exemplars(member, counts, names)
+    assert list(made) == names
+    for column, (name, items) in zip(member.T, made.items(), strict=True):
+        assert len(items) == 3 and column[items].all() and all(name in world.items["genres"][i] for i in items)
+        assert counts[items].min() >= np.sort(counts[column])[-3]
     with pytest.raises(BachError, match="no item is a Polka"):
-        label_vectors(vectors, np.zeros((len(vectors), 1), bool), ["Polka"])
+        exemplars(np.zeros((5, 1), bool), np.ones(5), ["Polka"])
 
 
 def test_features_predict_pi():

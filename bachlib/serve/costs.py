@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bachlib.serve import codebook, exact
+from bachlib.serve.one_core import one_core
 from bachlib.serve.twostep import two_step
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ WORTH_BUILDING, RECALL, K = 0.5, 0.99, 100
 REQUESTS = 24
 
 
+@one_core()
 def choose(retriever: Retriever) -> tuple[str, Catalogue, str]:
     """(strategy, its catalogue, why)."""
     bare = retriever.built(retriever.catalogue, "exact")

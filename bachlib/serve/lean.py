@@ -14,6 +14,7 @@ import numpy as np
 from bachlib import BachError
 from bachlib.serve import codebook, store
 from bachlib.serve.catalogue import lists_of
+from bachlib.serve.one_core import one_core
 from bachlib.serve.slate import Slate, slate_of
 from bachlib.serve.steering import checked_pi
 
@@ -33,6 +34,7 @@ class CodebookServer:
         pi = checked_pi(pi, B, k)
         unwanted = lists_of("exclude", [] if exclude is None else exclude, len(catalogue.vectors), B)
         left_out = catalogue.left_out(unwanted, K)
-        best, looked = codebook.top_k(catalogue.codebook, pi, K, left_out, self.about["rule"])
+        with one_core():
+            best, looked = codebook.top_k(catalogue.codebook, pi, K, left_out, self.about["rule"])
         proved = np.ones(B, bool)
         return slate_of(best, catalogue.numbers, pi, "codebook", proved, proved, looked)

@@ -4,6 +4,11 @@
 gating tower as if it were a history. **Features** (age, country, a survey): a softmax regression learns π from them,
 with what the gating tower says of the users one knows as its target. Either way the heads are there already, and a
 newcomer needs only a point on the simplex: `retriever.retrieve([[]], pi=…)`.
+
+How far that goes: on MovieLens-1M, with 238 users nobody trained on, one item of history is worth more (R@50 0.163)
+than the most popular items (0.129); age, sex and occupation give 0.128, the mean π of the known users 0.121, the three
+most popular items of each of three favourite genres 0.100, and an empty history, which the towers never met in
+training, 0.067. Where nothing is known, serve the mean π.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from bachlib import BachError
 from bachlib.model.twotower import TwoTower
@@ -25,16 +30,16 @@ def pi_from_context(model: TwoTower, vectors: Float[np.ndarray, "B n d"]) -> Flo
     return model.log_pi_of(tokens).double().softmax(-1).cpu().numpy()
 
 
-def label_vectors(
-    vectors: Float[np.ndarray, "n d"], member: Bool[np.ndarray, "n g"], names: Sequence[str]
-) -> dict[str, Float[np.ndarray, " d"]]:
-    """A vector for each label (genre, brand, shop): the mean of its items, as long as they are on average."""
+def exemplars(
+    member: Bool[np.ndarray, "n g"], popularity: Float[np.ndarray, " n"], names: Sequence[str], per_label: int = 3
+) -> dict[str, Int[np.ndarray, " m"]]:
+    """The most popular items of each label (genre, brand, shop): what stands for it in a context."""
     made = {}
     for name, column in zip(names, np.asarray(member, bool).T, strict=True):
-        if not column.any():
-            raise BachError(f"no item is a {name}: it has no place among the items")
-        mean = vectors[column].mean(0)
-        made[name] = mean / np.linalg.norm(mean) * np.linalg.norm(vectors[column], axis=1).mean()
+        own = np.flatnonzero(column)
+        if not len(own):
+            raise BachError(f"no item is a {name}: nothing can stand for it")
+        made[name] = own[np.argsort(-np.asarray(popularity)[own], kind="stable")[:per_label]]
     return made
 
 

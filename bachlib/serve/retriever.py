@@ -25,6 +25,7 @@ from bachlib.model.towers import Codebook
 from bachlib.model.twotower import TwoTower
 from bachlib.serve import codebook, costs, exact, rerank, store
 from bachlib.serve.catalogue import Catalogue, known_ids, lists_of
+from bachlib.serve.one_core import one_core
 from bachlib.serve.slate import Slate, slate_of
 from bachlib.serve.steering import Steering
 from bachlib.serve.twostep import Kind, Neighbours, two_step
@@ -138,9 +139,10 @@ class Retriever:
         kept = [[] if keep_history else histories, unwanted]
         left_out = [np.concatenate(parts) for parts in zip(*(lists for lists in kept if lists), strict=True)]
         left_out = left_out or [np.empty(0, np.int64)] * B
-        if caps is None:
-            return self._retrieve(catalogue, histories, K, pi, left_out, user)
-        return self._capped(catalogue, histories, K, pi, left_out, user, caps)
+        with one_core():
+            if caps is None:
+                return self._retrieve(catalogue, histories, K, pi, left_out, user)
+            return self._capped(catalogue, histories, K, pi, left_out, user, caps)
 
     def _retrieve(self, catalogue: Catalogue, histories, K: int, pi, left_out, user) -> Slate:
         out = catalogue.left_out(left_out, K)

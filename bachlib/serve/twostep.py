@@ -23,6 +23,7 @@ from bachlib.serve.density import Best, LeftOut, Query, rounding
 from bachlib.serve.exact import thresholds_of
 
 Kind = Literal["hnsw", "ivf"]
+ONE_REQUEST = 64  # heads: more are a batch, which is worth several threads
 SEARCH = {"hnsw": 1.25, "ivf": 32}  # HNSW: how much wider than M it looks; IVF: cells visited
 
 
@@ -77,7 +78,12 @@ class Neighbours:
             params = faiss.SearchParametersHNSW(efSearch=int(SEARCH["hnsw"] * M))
         else:
             params = faiss.SearchParametersIVF(nprobe=SEARCH["ivf"])
-        return self.index.search(np.ascontiguousarray(rows), M, params=params)
+        threads = faiss.omp_get_max_threads()
+        faiss.omp_set_num_threads(threads if len(rows) > ONE_REQUEST else 1)  # of this thread; see `one_core`
+        try:
+            return self.index.search(np.ascontiguousarray(rows), M, params=params)
+        finally:
+            faiss.omp_set_num_threads(threads)
 
 
 class Lists(NamedTuple):

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ipywidgets
+import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 import torch
 
 from bachlib.model.sphere import KERNELS
+from bachlib.serve import Retriever, Slate
+from bachlib.show.plots.serve import slate_slopes
 from bachlib.show.plots.sphere import draws, mixture_on_sphere, surface_density
 
 
@@ -39,3 +43,48 @@ def sphere_explorer(heads: torch.Tensor, seed: int = 0) -> ipywidgets.Widget:
     for control in (kernel, *kappas, *weights):
         control.observe(redraw, names="value")
     return ipywidgets.VBox([kernel, ipywidgets.HBox([ipywidgets.VBox(kappas), ipywidgets.VBox(weights)]), figure])
+
+
+def steering_explorer(retriever: Retriever, history: list[int], items: pd.DataFrame, K: int = 15) -> ipywidgets.Widget:
+    """A slider for each head's weight, and the slate before and after joined by slopes (`plots.slate_slopes`)."""
+    before = retriever.retrieve([history], K)
+    start = before.pi[0]
+    sliders = [
+        ipywidgets.FloatSlider(float(share), min=0, max=1, step=0.01, description=f"head {r + 1}", readout_format=".2f")
+        for r, share in enumerate(start)
+    ]
+    reset = ipywidgets.Button(description="back to π_u")
+    figure = go.FigureWidget(_slopes(before, before, items, "π_u as the model has it"))
+
+    def redraw(_change=None) -> None:
+        weight = np.array([slider.value for slider in sliders])
+        if weight.sum() == 0:  # all sliders at zero: nothing to serve by
+            return
+        after = retriever.retrieve([history], K, pi=weight / weight.sum())
+        drawn = _slopes(before, after, items, "π_u as you have set it")
+        with figure.batch_update():
+            figure.data = []
+            figure.add_traces(drawn.data)
+            figure.layout.title.text = drawn.layout.title.text
+
+    def back(_button=None) -> None:
+        for slider, share in zip(sliders, start, strict=True):
+            slider.value = float(share)
+
+    for slider in sliders:
+        slider.observe(redraw, names="value")
+    reset.on_click(back)
+    return ipywidgets.HBox([ipywidgets.VBox([*sliders, reset]), figure])
+
+
+def _slopes(before: Slate, after: Slate, items: pd.DataFrame, what: str) -> go.Figure:
+    return slate_slopes(before.items[0], after.items[0], *labels_of([before, after], items), what)
+
+
+def labels_of(slates: list[Slate], items: pd.DataFrame) -> tuple[dict[int, int], dict[int, str]]:
+    """(head that brought an item, its title) of the first request of some slates; the last slate says which head."""
+    heads, titles = {}, {}
+    for slate in slates:
+        for item, share in zip(slate.items[0].tolist(), slate.head_share[0], strict=True):
+            heads[item], titles[item] = int(share.argmax()), str(items["title"].get(item, f"item {item}"))
+    return heads, titles

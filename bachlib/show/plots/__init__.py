@@ -13,6 +13,15 @@ from bachlib.show.plots.evaluate import (
     trap_changes,
     wins_and_losses,
 )
+from bachlib.show.plots.serve import (
+    adversary,
+    cold_start_curve,
+    pareto,
+    pi_slopes,
+    recall_and_cost,
+    rows_looked_at,
+    slate_slopes,
+)
 from bachlib.show.plots.sphere import (
     cosine_of_samples,
     kernels_against_cosine,
@@ -34,8 +43,10 @@ from bachlib.show.plots.train import (
 
 __all__ = [
     "COLOURS",
+    "adversary",
     "bars",
     "calibration_curves",
+    "cold_start_curve",
     "collapse_race",
     "colour",
     "cosine_of_samples",
@@ -56,10 +67,15 @@ __all__ = [
     "long_tail",
     "mixture_on_sphere",
     "paper_and_ours",
+    "pareto",
     "pi_recovered",
+    "pi_slopes",
     "proportions",
+    "recall_and_cost",
     "recall_curves",
+    "rows_looked_at",
     "sequence_lengths",
+    "slate_slopes",
     "spectrum",
     "sphere",
     "timeline",

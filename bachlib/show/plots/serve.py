@@ -1,0 +1,166 @@
+"""Figures of serving: what a list of M is worth, what an adversary hides, cost and accuracy, steering, cold start."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+from jaxtyping import Float, Int
+from plotly.subplots import make_subplots
+
+from bachlib.show.plots.style import COLOURS, GREY, INK, colour
+
+
+def recall_and_cost(table: pd.DataFrame, exact_ms: float) -> go.Figure:
+    """Two-step against the length of its lists. Columns: M, recall, proved (exact if the lists are), ms."""
+    figure = make_subplots(1, 2, horizontal_spacing=0.12, subplot_titles=["share of …", "time of a request"])
+    for n, (column, name) in enumerate((("recall", "the exact slate found"), ("proved", "slates the bound covers"))):
+        figure.add_scatter(
+            x=table["M"], y=table[column], name=name, mode="lines+markers", line={"color": COLOURS[n], "width": 2.5},
+            row=1, col=1,
+        )  # fmt: skip
+    figure.add_scatter(
+        x=table["M"], y=table["ms"], name="two-step", mode="lines+markers", line={"color": COLOURS[2], "width": 2.5},
+        row=1, col=2,
+    )  # fmt: skip
+    figure.add_hline(y=exact_ms, line={"color": INK, "dash": "dash"}, row=1, col=2)
+    figure.add_annotation(
+        x=1, xref="x2 domain", y=exact_ms, text=f"exact scan, {exact_ms:.2f} ms", showarrow=False,
+        xanchor="right", yanchor="top", row=1, col=2,
+    )  # fmt: skip
+    figure.update_xaxes(title="entries per list, M", type="log", tickvals=table["M"])
+    figure.update_yaxes(tickformat=".0%", range=[-0.03, 1.05], col=1)
+    figure.update_yaxes(title="milliseconds", rangemode="tozero", col=2)
+    found = table.loc[table["recall"] >= 0.99]
+    text = "No list is long enough to find 99% of the slate"
+    if len(found):
+        row = found.iloc[0]
+        text = f"M = {row['M']:.0f} finds {row['recall']:.1%} of the slate; to be sure takes longer lists"
+    figure.update_layout(title={"text": text, "pad": {"b": 34}}, legend={"orientation": "h", "y": -0.28})
+    return figure.update_layout(margin_t=90, margin_b=100)
+
+
+def adversary(
+    cosine: Float[np.ndarray, " n"], score: Float[np.ndarray, " n"], hidden: np.ndarray, ends: float
+) -> go.Figure:
+    """Each item by its cosine to the nearest head and by its score; right of `ends` is what the lists hold."""
+    figure = go.Figure()
+    for name, which, n in (("decoys beside a head", ~hidden, 5), ("items between the heads", hidden, 0)):
+        figure.add_scatter(
+            x=cosine[which], y=score[which], mode="markers", name=name, marker={"color": COLOURS[n], "size": 6}
+        )
+    figure.add_vline(x=ends, line={"color": INK, "dash": "dash"})
+    figure.add_annotation(
+        x=ends, y=1, yref="paper", text="the lists hold what is right of this", showarrow=False, xanchor="right",
+        yanchor="bottom", xshift=-4,
+    )  # fmt: skip
+    figure.update_xaxes(title="cosine to the nearest head")
+    figure.update_yaxes(title="score, log m(i | u)")
+    lost = int((cosine[hidden] < ends).sum())
+    text = f"{lost} of the {int(hidden.sum())} best items are in no list: near to all heads, nearest to none"
+    return figure.update_layout(title={"text": text, "pad": {"b": 30}}, margin_t=84)
+
+
+def rows_looked_at(heads: Float[np.ndarray, " U"], share: Float[np.ndarray, " U"]) -> go.Figure:
+    """How much of the catalogue the threshold algorithm met against how many heads a π_u spreads over."""
+    figure = go.Figure(
+        go.Scatter(x=heads, y=share, mode="markers", marker={"color": COLOURS[0], "size": 6, "opacity": 0.6})
+    )
+    figure.update_xaxes(title="effective heads of π_u, exp H(π_u)")
+    figure.update_yaxes(title="share of the items it looked at", tickformat=".0%", rangemode="tozero")
+    few = float(np.median(share))
+    return figure.update_layout(
+        title=f"Half of the slates are proved after {few:.0%} of the items; flat π_u take them all"
+    )
+
+
+def pareto(table: pd.DataFrame, metric: str) -> go.Figure:
+    """Accuracy against the time of a request; the line joins what nothing else beats. Columns: name, ms, value."""
+    figure = go.Figure()
+    rows = table.sort_values("ms")
+    front = rows[rows["value"] >= rows["value"].cummax()]
+    figure.add_scatter(
+        x=front["ms"], y=front["value"], mode="lines", line={"color": GREY, "shape": "hv", "dash": "dot"},
+        showlegend=False, hoverinfo="skip",
+    )  # fmt: skip
+    for n, row in enumerate(table.itertuples()):
+        figure.add_scatter(
+            x=[row.ms], y=[row.value], mode="markers", marker={"size": 13, "color": COLOURS[n % len(COLOURS)]},
+            name=row.name,
+        )  # fmt: skip
+    figure.update_xaxes(title="milliseconds per request", type="log", dtick="D1")
+    figure.update_yaxes(title=metric)
+    best = table.loc[table["value"].idxmax()]
+    fastest = table.loc[table["ms"].idxmin()]
+    text = f"{best['name']} is the most accurate, {fastest['name']} the fastest ({fastest['ms']:.2f} ms)"
+    return figure.update_layout(title=text)
+
+
+def slate_slopes(
+    before: Int[np.ndarray, " K"],
+    after: Int[np.ndarray, " K"],
+    head: dict[int, int],
+    titles: dict[int, str],
+    what: str,
+) -> go.Figure:
+    """Two slates side by side, joined where an item is in both; one colour per head that brought it."""
+    figure = go.Figure()
+    rank_before, rank_after = ({int(item): n + 1 for n, item in enumerate(slate)} for slate in (before, after))
+    shown = set()
+    for item in dict.fromkeys([*rank_before, *rank_after]):
+        r = head[item]
+        x = [side for side, ranks in ((0, rank_before), (1, rank_after)) if item in ranks]
+        y = [ranks[item] for ranks in (rank_before, rank_after) if item in ranks]
+        names = [
+            f"{titles[item]}  {place}" if side == 0 else f"{place}  {titles[item]}"
+            for side, place in zip(x, y, strict=True)
+        ]
+        figure.add_scatter(
+            x=x, y=y, mode="lines+markers+text", text=names, name=f"head {r + 1}", legendgroup=str(r),
+            textposition=["middle left" if side == 0 else "middle right" for side in x], showlegend=r not in shown,
+            line={"color": colour(r), "width": 2}, marker={"size": 8, "color": colour(r)}, textfont={"size": 12},
+            hovertemplate=f"{titles[item]}: place %{{y}}<extra>head {r + 1}</extra>",
+        )  # fmt: skip
+        shown.add(r)
+    stayed = len(rank_before.keys() & rank_after.keys())
+    figure.update_xaxes(tickvals=[0, 1], ticktext=["before", "after"], range=[-0.9, 1.9], showgrid=False, side="top")
+    figure.update_yaxes(autorange="reversed", visible=False)
+    height = 120 + 26 * len(before)
+    text = f"{what}: {stayed} of {len(before)} items stay"
+    return figure.update_layout(title={"text": text, "pad": {"b": 34}}, height=height, margin_t=90)
+
+
+def pi_slopes(
+    before: Float[np.ndarray, " k"], after: Float[np.ndarray, " k"], names: list[str], what: str
+) -> go.Figure:
+    """π_u before and after steering, a line per head."""
+    figure = go.Figure()
+    for r, name in enumerate(names):
+        figure.add_scatter(
+            x=[0, 1], y=[before[r], after[r]], mode="lines+markers", name=name, line={"color": colour(r), "width": 2.5},
+            marker={"size": 9}, hovertemplate="%{y:.1%}",
+        )  # fmt: skip
+    figure.update_xaxes(tickvals=[0, 1], ticktext=["the model's π_u", "after steering"], range=[-0.15, 1.15])
+    figure.update_yaxes(title="share of the head", tickformat=".0%", rangemode="tozero")
+    moved = float(np.abs(np.asarray(after) - before).sum() / 2)
+    return figure.update_layout(title=f"{what} moves {moved:.0%} of π_u")
+
+
+def cold_start_curve(
+    curves: dict[str, Float[np.ndarray, " m"]], seen: Int[np.ndarray, " m"], metric: str, floor: float
+) -> go.Figure:
+    """Accuracy against how many items of a user are known; `floor` is what the most popular items give."""
+    figure = go.Figure()
+    for n, (name, values) in enumerate(curves.items()):
+        figure.add_scatter(
+            x=seen, y=values, name=name, mode="lines+markers", line={"color": COLOURS[n % len(COLOURS)], "width": 2.5}
+        )
+    figure.add_hline(y=floor, line={"color": GREY, "dash": "dash"})
+    figure.add_annotation(
+        x=1, xref="paper", y=floor, text="most popular", showarrow=False, xanchor="right", yanchor="bottom"
+    )
+    figure.update_xaxes(title="items the model has seen of a user", type="log", tickvals=seen)
+    figure.update_yaxes(title=metric, tickformat=".0%", rangemode="tozero")
+    first = {name: values[0] / values[-1] for name, values in curves.items()}
+    name = next(iter(curves))
+    return figure.update_layout(title=f"From one item {name} reaches {first[name]:.0%} of what it does from {seen[-1]}")
