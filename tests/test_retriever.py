@@ -7,6 +7,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import pandas as pd
 import psutil
 import pytest
 import torch
@@ -106,6 +107,31 @@ def test_one_many_ragged_and_tensors(world, histories):
     slate = retriever.retrieve(ragged, 7)
     np.testing.assert_array_equal(slate.items[1], batch.items[1])
     np.testing.assert_array_equal(slate.items[2], retriever.retrieve([], 7).items[0])  # an empty history is one too
+    own = histories[0].tolist()
+    series = pd.Series(own, index=range(100, 100 + len(own)))
+    for other in (tuple(own), series, [series], np.array([own, own[:3]], object)):
+        np.testing.assert_array_equal(retriever.retrieve(other, 7).items[0], batch.items[0])
+    without = retriever.retrieve(own, 7, exclude=set(batch.items[0, :2].tolist()))
+    np.testing.assert_array_equal(without.items[0, :5], batch.items[0, 2:])
+
+
+def test_many_requests_go_in_parts(world, histories):
+    """More than are searched for at a time: the same slates, with a π of one's own for each."""
+    many = np.tile(histories, (20, 1))  # 600
+    for name, strategy in (("p-bach", "exact"), ("p-bach-global", "codebook"), ("all-multihead", "two-step")):
+        retriever = made(world, name, strategy)
+        few, all_of_them = retriever.retrieve(histories, 5), retriever.retrieve(many, 5)
+        assert all_of_them.head_share.shape == (600, 5, 4) and len(all_of_them.certified) == 600
+        np.testing.assert_array_equal(all_of_them.items[:30], few.items)
+        np.testing.assert_array_equal(all_of_them.items[570:], few.items)
+    pi = np.random.default_rng(0).dirichlet(np.ones(4), 600)
+    np.testing.assert_array_equal(made(world).retrieve(many, 5, pi=pi).pi, pi)
+
+
+def test_recall_is_measured(world, histories):
+    assert made(world).recall(histories, 20) == 1
+    few = made(world, strategy="two-step", M=3, max_M=3)
+    assert 0.2 < few.recall(histories, 20) < made(world, strategy="two-step", M=200).recall(histories, 20) <= 1
 
 
 def test_a_long_history_is_read_from_its_end_and_left_out_whole(world):
@@ -141,6 +167,11 @@ def test_bad_input_is_said_and_the_retriever_goes_on(world, histories, strategy)
         (dict(history=[[0.5]]), "should be a list of item numbers"),
         (dict(history=["ab"]), "should be a list of item numbers"),
         (dict(history=7), "should be a list of item numbers"),
+        (dict(history="12"), "should be a list of item numbers"),
+        (dict(history={1: 2}), "should be a list of item numbers"),
+        (dict(history=[[1], 2]), "history of request 1 should be a list of item numbers; got 2"),
+        (dict(history=[[[1]]]), "should be a list of item numbers"),
+        (dict(history=[[True]]), "should be a list of item numbers"),
         (dict(history=np.empty((0, 5), int)), "holds no request"),
         (dict(K=0), "K should be a whole number ≥ 1; got 0"),
         (dict(K=2.5), "K should be a whole number"),
@@ -205,6 +236,7 @@ def test_a_free_pi_per_user_asks_who(world, histories):
         retriever.retrieve(histories[:2], 5)
     slate = retriever.retrieve(histories[:2], 5, user=[0, 1])
     assert not np.allclose(slate.pi[0], slate.pi[1])
+    assert Retriever(retriever.model).strategy == "exact"  # auto needs nobody in particular
 
 
 # ------------------------------------------------------------------------------------------------- steering, caps

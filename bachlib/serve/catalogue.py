@@ -7,6 +7,7 @@ new one can take its place at any time.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,10 +55,10 @@ class Catalogue(NamedTuple):
 def known_ids(name: str, given: Any, n: int, pads: bool = False) -> Int[np.ndarray, " m"]:
     """A list of item numbers 0 … n − 1 after a look; with `pads`, −1 is nothing and is dropped."""
     try:
-        ids = np.asarray(given)
-    except ValueError:
-        ids = np.empty((0, 0))
-    if ids.size == 0:
+        ids = np.asarray(list(given) if isinstance(given, set | frozenset) else given)
+    except ValueError:  # lists of different lengths
+        ids = np.empty((1, 1))
+    if ids.shape == (0,):
         return np.empty(0, np.int64)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise BachError(f"{name} should be a list of item numbers; got {given!r:.60}")
@@ -72,15 +73,18 @@ def known_ids(name: str, given: Any, n: int, pads: bool = False) -> Int[np.ndarr
 def lists_of(name: str, given: Any, n: int, B: int | None = None) -> list[Int[np.ndarray, " m"]]:
     """(B, m) numbers, a list of lists, or one list: for one request, or with `B` for each of so many."""
     if hasattr(given, "detach"):  # a tensor
-        given = given.detach().cpu().numpy()
-    if not isinstance(given, np.ndarray) and not hasattr(given, "__len__"):
+        given = given.detach().cpu()
+    if hasattr(given, "__array__"):  # also pandas' columns
+        given = np.asarray(given)
+    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
         raise BachError(f"{name} should be a list of item numbers, or one list per request; got {given!r:.60}")
-    nested = given.ndim == 2 if isinstance(given, np.ndarray) else len(given) > 0 and hasattr(given[0], "__len__")
+    rows = list(given)
+    nested = any(isinstance(row, Iterable) for row in rows) or getattr(given, "ndim", 1) > 1
     if not nested:
-        return [known_ids(name, given, n, pads=True)] * (B or 1)
-    if B is not None and len(given) != B:
-        raise BachError(f"{name} has {len(given)} lists for {B} requests: give one per request, or one list for all")
-    return [known_ids(f"{name} of request {row}", one, n, pads=True) for row, one in enumerate(given)]
+        return [known_ids(name, rows, n, pads=True)] * (B or 1)
+    if B is not None and len(rows) != B:
+        raise BachError(f"{name} has {len(rows)} lists for {B} requests: give one per request, or one list for all")
+    return [known_ids(f"{name} of request {row}", one, n, pads=True) for row, one in enumerate(rows)]
 
 
 def _unit(name: str, vectors: np.ndarray) -> np.ndarray:

@@ -105,7 +105,7 @@ def item_terms(v, columns, log_weight, kappa, power, out):
     for r in range(len(out)):
         t = out[r]
         if power:
-            t = math.log1p(max(t, EPS - 1.0))
+            t = math.log(max(1.0 + t, EPS))  # 1 + t is as good as t itself: both come from sums of float64
         out[r] = log_weight[r] + (kappa[r] * t if kappa[r] > 0.0 else 0.0)
 
 

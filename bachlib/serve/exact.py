@@ -49,7 +49,7 @@ def _scan(best: Best, users: slice) -> None:
     (B, k, d), n = query.heads.shape, len(items)
     rows, slack = query.heads.reshape(-1, d).T, rounding(d)
     peak = _peaks(query)
-    order, shift, table = np.argsort(peak, axis=1), None, None
+    order, shift, table = np.argsort(peak, axis=1), None, np.empty((B, k, BINS + 2), np.float32)
     starts = best.left_out.starts[users.start : users.stop + 1]
     wanted = best.scores.shape[1] + int(np.diff(starts).max(initial=0))  # so many hold K that may be served
     width = min(n, max(256, 2 * wanted, min(WIDTH, BLOCK // (B * k))))
@@ -62,7 +62,7 @@ def _scan(best: Best, users: slice) -> None:
                 places = _promising(query, t, wanted)
                 best.offer(np.repeat(np.arange(users.start, users.stop), places.shape[1]), places.ravel())
             shift = best.worst[users].copy()
-            table = _tables(query, shift, slack)
+            fill_tables(query.log_weight, query.kappa, query.power, shift, slack, table)
         best.n_scored += sift(
             t, begin, items, best.columns[users], query.log_weight, query.kappa, query.power, query.soft,
             peak, order, slack, table, shift, best.left_out.items, starts, best.scores[users], best.found[users],
@@ -94,15 +94,17 @@ def roughly(t, base, slope, out):
             out[u, i] = top
 
 
-def _tables(query: Query, shift: Float[np.ndarray, " B"], slack: float) -> Float[np.ndarray, "B k bins"]:
+@njit(nogil=True, cache=True)
+def fill_tables(log_weight, kappa, power, shift, slack, table):
     """exp(term_r − shift) at the upper edge of each bin of the cosine, so at least what an item in the bin gives."""
-    if not query.soft:
-        return np.empty((len(shift), 1, 1), np.float32)
-    edge = np.minimum((np.arange(BINS + 2) + 1) * (2 / BINS) - 1, 1) + slack + 1e-5
-    log_omega = np.log1p(edge) if query.power else edge
-    with np.errstate(over="ignore", under="ignore"):
-        terms = (query.log_weight - shift[:, None])[..., None] + query.kappa[..., None] * log_omega
-        return (np.exp(np.minimum(terms, 80.0)) * (1 + 1e-6) + 1e-30).astype(np.float32)
+    B, k, n = table.shape
+    for j in range(n):
+        edge = min(2.0 * (j + 1) / BINS - 1.0, 1.0) + slack + 1e-5
+        log_omega = math.log1p(edge) if power else edge
+        for u in range(B):
+            for r in range(k):
+                term = log_weight[u, r] - shift[u] + kappa[u, r] * log_omega
+                table[u, r, j] = math.exp(min(term, 80.0)) * (1.0 + 1e-6) + 1e-30
 
 
 def _peaks(query: Query) -> Float[np.ndarray, "B k"]:
@@ -148,7 +150,7 @@ def sift(
 ):  # fmt: skip
     """All three looks at a block of cosines t (b, B, k) whose first item is `begin`. Returns how many were scored."""
     b, B, k = t.shape
-    K, bins = scores.shape[1], table.shape[2] - 2
+    K = scores.shape[1]
     n_scored = 0
     terms, tau, hits = np.empty(k), np.empty((B, k), np.float32), np.empty((CHUNK * B, 2), np.int64)
     theta, enough = np.full(B, np.nan), np.empty(B)
@@ -163,8 +165,8 @@ def sift(
             if soft:
                 total = 0.0
                 for r in range(k):
-                    place = int((t[i, u, r] + np.float32(1.0)) * np.float32(0.5 * bins))
-                    total += table[u, r, min(max(place, 0), bins + 1)]
+                    place = int((t[i, u, r] + np.float32(1.0)) * np.float32(0.5 * BINS))
+                    total += table[u, r, min(max(place, 0), BINS + 1)]
                 if total < enough[u]:
                     continue
             if is_left_out(begin + i, left_out, starts[u], starts[u + 1]) or holds(found[u], begin + i):

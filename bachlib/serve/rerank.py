@@ -1,4 +1,4 @@
-"""Diversity after the fact, which the paper names as the alternative to a mixture: MMR and DPP; and caps per genre.
+"""Diversity after the fact, which the paper names as the alternative to a mixture: MMR and DPP.
 
 Both take a longer slate and return places in it, for `slate.take`:
 
@@ -9,10 +9,8 @@ Both take a longer slate and return places in it, for `slate.take`:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from bachlib import BachError
 
@@ -61,26 +59,6 @@ def dpp(
         factor[:, place] = np.where(left > least, (similar - explained) / np.sqrt(np.maximum(left, least)), 0)
         gain = gain - factor[:, place] ** 2
     return chosen
-
-
-def capped(
-    member: Bool[np.ndarray, "n g"], names: list[str], caps: Mapping[str, int], K: int
-) -> Int[np.ndarray, " K_or_fewer"]:
-    """Places of the first K that keep to the caps, in order; `member`: which genres each item of the list has."""
-    if unknown := [name for name in caps if name not in names]:
-        raise BachError(f"caps: there is no genre {unknown[0]!r}; there are {', '.join(names)}")
-    if wrong := [cap for cap in caps.values() if not (isinstance(cap, int | np.integer) and cap >= 0)]:
-        raise BachError(f"caps should be whole numbers ≥ 0; got {wrong[0]!r}")
-    room = np.full(len(names), K)
-    room[[names.index(name) for name in caps]] = list(caps.values())
-    taken = []
-    for place, genres in enumerate(member):
-        if (room[genres] > 0).all():
-            taken.append(place)
-            room[genres] -= 1
-            if len(taken) == K:
-                break
-    return np.array(taken, np.int64)
 
 
 def _unit_range(scores: np.ndarray) -> np.ndarray:

@@ -23,16 +23,19 @@ from torch import Tensor
 from bachlib import BachError
 from bachlib.model.towers import Codebook
 from bachlib.model.twotower import TwoTower
-from bachlib.serve import codebook, costs, exact, rerank, store
+from bachlib.serve import codebook, costs, exact, store
+from bachlib.serve.caps import capped_slate
 from bachlib.serve.catalogue import Catalogue, known_ids, lists_of
+from bachlib.serve.density import LeftOut, Query
 from bachlib.serve.one_core import one_core
-from bachlib.serve.slate import Slate, slate_of
+from bachlib.serve.slate import Slate, joined, slate_of
 from bachlib.serve.steering import Steering
 from bachlib.serve.twostep import Kind, Neighbours, two_step
 from bachlib.serve.users import Users, float32
 from bachlib.train.run import Run
 
 Strategy = Literal["auto", "exact", "two-step", "codebook"]
+REQUESTS = 256  # searched for at a time
 
 
 class Retriever:
@@ -128,69 +131,69 @@ class Retriever:
         `Steering` of it. `exclude`: item numbers, one list for all or one per request. `caps`: at most so many items
         of a genre. `user` is for models with a free π per user. Wrong input is a BachError, and nothing has changed.
         """
+        return self._answer(self.catalogue, history, K, pi, exclude, keep_history, user, caps)
+
+    def recall(self, history: Any, K: int = 100) -> float:
+        """The share of the exact slates that this retriever's slates hold: 1 unless lists are approximate."""
         catalogue = self.catalogue
+        found, wanted = (self._answer(one, history, K).items for one in (catalogue, self.built(catalogue, "exact")))
+        return float(np.mean([np.isin(a, b).mean() for a, b in zip(wanted, found, strict=True)]))
+
+    def _answer(
+        self, catalogue: Catalogue, history, K: int, pi=None, exclude=None, keep_history=False, user=None, caps=None
+    ) -> Slate:
         if not isinstance(K, int | np.integer) or K < 1:
             raise BachError(f"K should be a whole number ≥ 1; got {K!r}")
         histories = lists_of("history", history, len(catalogue.vectors))
         B = len(histories)
         if not B:
             raise BachError("history holds no request: give at least one list of items, which may be empty")
-        unwanted = [] if exclude is None else lists_of("exclude", exclude, len(catalogue.vectors), B)
-        kept = [[] if keep_history else histories, unwanted]
-        left_out = [np.concatenate(parts) for parts in zip(*(lists for lists in kept if lists), strict=True)]
-        left_out = left_out or [np.empty(0, np.int64)] * B
+        unwanted = lists_of("exclude", [] if exclude is None else exclude, len(catalogue.vectors), B)
+        own = [[]] * B if keep_history else histories
+        left_out = [
+            np.concatenate([np.asarray(part, np.int64) for part in parts]) for parts in zip(own, unwanted, strict=True)
+        ]
         with one_core():
+            catalogue.left_out(left_out, K)  # are there so many?
+            asked = self._asked(catalogue, histories, pi, user)
             if caps is None:
-                return self._retrieve(catalogue, histories, K, pi, left_out, user)
-            return self._capped(catalogue, histories, K, pi, left_out, user, caps)
+                return self._search(catalogue, asked, K, left_out)
+            most = min(len(catalogue.numbers) - len(catalogue.places(np.unique(out))) for out in left_out)
+            return capped_slate(
+                lambda depth: self._search(catalogue, asked, depth, left_out), K, most, self.genres, caps
+            )
 
-    def _retrieve(self, catalogue: Catalogue, histories, K: int, pi, left_out, user) -> Slate:
-        out = catalogue.left_out(left_out, K)
-        proved, everything = np.ones(len(histories), bool), np.full(len(histories), len(catalogue.items))
+    def _asked(self, catalogue: Catalogue, histories, pi, user) -> tuple[Query | None, np.ndarray]:
+        """(what to look for, π); a codebook needs π only."""
         if catalogue.codebook is not None:
-            weights = self.users.weights(catalogue, histories, pi, user)
-            best, looked = codebook.top_k(catalogue.codebook, weights, K, out, self.rule)
-            return slate_of(best, catalogue.numbers, weights, "codebook", proved, proved, looked)
-        query, weights = self.users.query(catalogue, histories, pi, user)
+            return None, self.users.weights(catalogue, histories, pi, user)
+        return self.users.query(catalogue, histories, pi, user)
+
+    def _search(self, catalogue: Catalogue, asked: tuple[Query | None, np.ndarray], K: int, left_out) -> Slate:
+        """By what the catalogue has been built for, some requests at a time."""
+        query, pi = asked
+        parts = []
+        for first in range(0, len(pi), REQUESTS):
+            rows = slice(first, first + REQUESTS)
+            out = catalogue.left_out(left_out[rows], K)
+            parts.append(self._found(catalogue, query and query[rows], pi[rows], K, out))
+        return joined(parts)
+
+    def _found(self, catalogue: Catalogue, query: Query | None, pi: np.ndarray, K: int, out: LeftOut) -> Slate:
+        proved, everything = np.ones(len(pi), bool), np.full(len(pi), len(catalogue.items))
+        if catalogue.codebook is not None:
+            best, looked = codebook.top_k(catalogue.codebook, pi, K, out, self.rule)
+            return slate_of(best, catalogue.numbers, pi, "codebook", proved, proved, looked)
         if catalogue.index is None:
             best = exact.top_k(query, catalogue.items, K, out)
-            return slate_of(best, catalogue.numbers, weights, "exact", proved, proved, everything)
-        best, lists = two_step(
-            query, catalogue.items, K, out, catalogue.index, self.settings["M"], self.settings["max_M"]
-        )
+            return slate_of(best, catalogue.numbers, pi, "exact", proved, proved, everything)
+        lengths = (self.settings["M"], self.settings["max_M"])
+        best, lists = two_step(query, catalogue.items, K, out, catalogue.index, *lengths)
         if self.settings["lists"] == "approximate":
-            asked = lists.depth.sum(1)
-            return slate_of(best, catalogue.numbers, weights, "two-step", ~proved, lists.enough, asked)
-        users = np.repeat(np.arange(len(histories)), K)
+            return slate_of(best, catalogue.numbers, pi, "two-step", ~proved, lists.enough, lists.depth.sum(1))
+        users = np.repeat(np.arange(len(pi)), K)
         best = exact.top_k(query, catalogue.items, K, out, start=(users, best.found.ravel()))
-        return slate_of(best, catalogue.numbers, weights, "two-step", proved, proved, everything)
-
-    def _capped(self, catalogue: Catalogue, histories, K: int, pi, left_out, user, caps: Mapping[str, int]) -> Slate:
-        """The first K of the ranking that keep to the caps: as much of the ranking as it takes."""
-        if self.genres is None:
-            raise BachError("caps need to know genres: Retriever(model, genres=dataset.items['genres'])")
-        names = sorted({name for genres in self.genres for name in genres})
-        most = min(len(catalogue.numbers) - len(catalogue.places(np.unique(out))) for out in left_out)
-        depth = min(2 * K, most)
-        while True:
-            slate = self._retrieve(catalogue, histories, max(depth, min(K, most + 1)), pi, left_out, user)
-            taken = [rerank.capped(self._member(items, names), names, caps, K) for items in slate.items]
-            short = [row for row, places in enumerate(taken) if len(places) < K]
-            if not short:
-                return slate.take(np.stack(taken), still_proved=True)
-            if depth == most:
-                raise BachError(
-                    f"the caps leave {len(taken[short[0]])} items for request {short[0]}; K={K} is too many"
-                )
-            depth = min(4 * depth, most)
-
-    def _member(self, items: np.ndarray, names: list[str]) -> np.ndarray:
-        """(n, g): which genres items have; those that came after training have none."""
-        member = np.zeros((len(items), len(names)), bool)
-        for row, item in enumerate(items):
-            if item < len(self.genres):
-                member[row, [names.index(name) for name in self.genres[item]]] = True
-        return member
+        return slate_of(best, catalogue.numbers, pi, "two-step", proved, proved, everything)
 
     # --------------------------------------------------------------------------------------- items come and go
 

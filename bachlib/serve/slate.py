@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,14 @@ class Slate:
 
 def _words(genres: Any) -> str:
     return ", ".join(genres) if isinstance(genres, list | np.ndarray) else ""
+
+
+def joined(parts: list[Slate]) -> Slate:
+    """Slates of the same kind as one."""
+    if len(parts) == 1:
+        return parts[0]
+    arrays = [f.name for f in fields(Slate) if f.name != "strategy"]
+    return replace(parts[0], **{name: np.concatenate([getattr(part, name) for part in parts]) for name in arrays})
 
 
 def slate_of(
