@@ -10,7 +10,7 @@ from bachlib.model.methods import build
 from bachlib.model.sphere import KERNELS
 from bachlib.serve import Retriever
 from bachlib.show import plots
-from bachlib.show.explorer import labels_of, sphere_explorer, steering_explorer
+from bachlib.show.explorer import sphere_explorer, steering_explorer
 
 
 def test_funnel(world):
@@ -263,16 +263,15 @@ def test_pi_slopes_say_how_much_moves():
 
 
 def test_slate_slopes_join_what_stays():
-    figure = plots.slate_slopes(
-        np.array([1, 2, 3]), np.array([3, 1, 4]), {1: 0, 2: 1, 3: 1, 4: 0}, {i: f"film {i}" for i in range(5)}, "Boost"
-    )
+    heads = ({1: 0, 2: 1, 3: 1}, {3: 2, 1: 0, 4: 0})
+    titles = {i: f"film {i}" for i in range(5)}
+    figure = plots.slate_slopes(np.array([1, 2, 3]), np.array([3, 1, 4]), heads, titles, "Boost")
     assert figure.layout.title.text == "Boost: 2 of 3 items stay"
-    lines = {
-        trace.text[0].split("  ")[0] if trace.x[0] == 0 else trace.text[0].split("  ")[1]: list(trace.y)
-        for trace in figure.data
-    }
-    assert lines == {"film 1": [1, 2], "film 2": [2], "film 3": [3, 1], "film 4": [3]}
-    assert sum(bool(trace.showlegend) for trace in figure.data) == 2  # a line of the legend per head
+    legend, lines = figure.data[:3], figure.data[3:]
+    assert [trace.name for trace in legend] == ["head 0", "head 1", "head 2"]
+    assert [list(trace.y) for trace in lines] == [[1, 2], [2], [3, 1], [3]]  # items 1, 2, 3, 4
+    assert lines[0].text == ("film 1  1", "2  film 1") and lines[3].text == ("3  film 4",)
+    assert lines[2].marker.color == (plots.colour(1), plots.colour(2))  # each end by its own head
 
 
 def test_cold_start_curve():
@@ -284,18 +283,21 @@ def test_the_steering_explorer_re_ranks(world):
     """Sliders move π, the figure follows, and back is back."""
     retriever = Retriever(build("p-bach", world, 3, d=16, ff=16, item_width=16), "exact")
     history = world.history([0], "test")[0].tolist()
-    widget = steering_explorer(retriever, history, world.items, K=8)
-    controls, figure = widget.children
+    controls, figure = steering_explorer(retriever, history, world.items, K=8).children
     *sliders, reset = controls.children
-    first = {trace.text for trace in figure.data}
+
+    def shown():
+        return {text for trace in figure.data for text in trace.text or ()}
+
+    first, title = shown(), figure.layout.title.text
+    assert "as the model has it" in title
     for slider, value in zip(sliders, (0.0, 0.0, 1.0), strict=True):
         slider.value = value
     after = retriever.retrieve([history], 8, pi=[0, 0, 1])
-    heads, titles = labels_of([after], world.items)
-    assert set(heads.values()) == {2}
-    shown = {text for trace in figure.data for text in trace.text}
-    assert all(any(titles[item] in text for text in shown) for item in after.items[0])
-    assert "as you have set it" in figure.layout.title.text
-    sliders[2].value = 0.0  # nothing to serve by: the last slate stays
+    for place, item in enumerate(after.items[0], 1):
+        assert f"{place}  {world.items['title'][item]}" in shown()
+    assert "π = (0.00, 0.00, 1.00)" in figure.layout.title.text
+    sliders[2].value = 0.0
+    assert "nothing to serve by" in figure.layout.title.text
     reset.click()
-    assert {trace.text for trace in figure.data} == first
+    assert shown() == first and figure.layout.title.text == title

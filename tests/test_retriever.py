@@ -128,6 +128,14 @@ def test_many_requests_go_in_parts(world, histories):
     np.testing.assert_array_equal(made(world).retrieve(many, 5, pi=pi).pi, pi)
 
 
+def test_a_two_step_slate_does_not_depend_on_its_company(world, histories):
+    retriever = made(world, strategy="two-step")
+    mixed = [histories[u][-m:] for u, m in zip(range(20), [1, 50, 7, 23] * 5, strict=True)]
+    together = retriever.retrieve(mixed, 20)
+    for u, history in enumerate(mixed):
+        np.testing.assert_array_equal(retriever.retrieve(history, 20).items[0], together.items[u])
+
+
 def test_recall_is_measured(world, histories):
     assert made(world).recall(histories, 20) == 1
     few = made(world, strategy="two-step", M=3, max_M=3)
@@ -175,6 +183,7 @@ def test_bad_input_is_said_and_the_retriever_goes_on(world, histories, strategy)
         (dict(history=np.empty((0, 5), int)), "holds no request"),
         (dict(K=0), "K should be a whole number ≥ 1; got 0"),
         (dict(K=2.5), "K should be a whole number"),
+        (dict(K=True), "K should be a whole number"),
         (dict(K=n), f"K={n}, but of {n} items {left} remain for request 0"),
         (dict(exclude=np.arange(n)), "K=5, but of 600 items 0 remain"),
         (dict(exclude=[[1]]), "exclude has 1 lists for 2 requests"),
@@ -200,7 +209,7 @@ def test_the_largest_K_there_is(world, histories):
 
 
 def test_wrong_settings(world):
-    with pytest.raises(BachError, match="mostpop has no vectors"):
+    with pytest.raises(BachError, match="mostpop is none: it serves every method of the table but mostpop"):
         Retriever(build("mostpop", world))
     with pytest.raises(BachError, match="should be one of auto, exact, two-step, codebook"):
         made(world, strategy="fast")
@@ -208,8 +217,13 @@ def test_wrong_settings(world):
         made(world, strategy="two-step", index="flat")
     with pytest.raises(BachError, match="should be 'approximate' or 'exact'"):
         made(world, lists="sure")
-    with pytest.raises(BachError, match="M should be at least 1"):
-        made(world, M=0)
+    for wrong in (0, "a"):
+        with pytest.raises(BachError, match="M should be a whole number ≥ 1"):
+            made(world, M=wrong)
+    with pytest.raises(BachError, match="genres should hold those of each of 600 items; got 2"):
+        made(world, genres=[["a"], ["b"]])
+    with pytest.raises(BachError, match=r"or a Run \(Run.load\(folder, dataset\)\); str is none"):
+        Retriever("outputs/runs/x")
     with pytest.raises(BachError, match="weighs no heads"):
         made(world, "all-multihead").retrieve([[1]], 5, pi=np.full(4, 0.25))
 
@@ -226,7 +240,7 @@ def test_vectors_that_are_not_numbers_are_refused(world):
     model = _model(world, "p-bach")
     with torch.no_grad():
         model.item_tower.residual[2].bias[0] = torch.nan
-    with pytest.raises(BachError, match=r"item vectors should be unit: .* has the model diverged"):
+    with pytest.raises(BachError, match="item vectors should be unit: row 0 has length nan"):
         Retriever(model, "exact")
 
 
@@ -274,6 +288,13 @@ def test_caps_per_genre(world, histories):
         retriever.retrieve(histories[:1], 5, caps={"Polka": 1})
     with pytest.raises(BachError, match=r"the caps leave \d+ items for request 0; K=20 is too many"):
         retriever.retrieve(histories[:1], 20, caps={name: 3 for name in {g for row in genres for g in row}})
+    with pytest.raises(BachError, match=r"caps should be {genre: at most so many}; got \['Heist'\]"):
+        retriever.retrieve(histories[:1], 5, caps=["Heist"])
+    twin = retriever.catalogue.vectors[[free.items[0, 0]]]
+    for genres_of_new, comes in (([[most]], False), (None, True)):  # an item without genres passes every cap
+        other = made(world, genres=genres)
+        (new,) = other.add(vectors=twin, genres=genres_of_new)
+        assert (new in other.retrieve(histories[:1], 20, caps={most: 0}).items) == comes
     with pytest.raises(BachError, match="caps should be whole numbers"):
         retriever.retrieve(histories[:1], 5, caps={most: -1})
 
@@ -290,6 +311,9 @@ def test_a_slate_can_be_read(world, histories):
     ]
     assert table["title"].iloc[0] == world.items["title"][slate.items[0, 0]]
     assert (table["share"].to_numpy() == slate.head_share[0].max(1)).all()
+    for wrong in ([0, 1, 2], [[5]], [[0.5]], [[0], [1]]):
+        with pytest.raises(BachError, match=r"places should be \(1, m\) numbers 0 … 4"):
+            slate.take(wrong)
 
 
 # -------------------------------------------------------------------------------------------- with the rest of it
@@ -347,6 +371,12 @@ def test_items_come_and_go(world, histories, name, strategy):
         retriever.add(vectors=np.eye(3)[:1])
     with pytest.raises(BachError, match="either rows"):
         retriever.add()
+    with pytest.raises(BachError, match=r"rows should be \(n, 16\), as the item table's are; got \(2, 64\)"):
+        retriever.add(np.ones((2, 64)))
+    with pytest.raises(BachError, match=r"rows should be numbers, \(n, d\)"):
+        retriever.add("x")
+    with pytest.raises(BachError, match="divide each by its length"):
+        retriever.add(vectors=np.ones((1, 16)))
 
 
 def test_folded_rows_are_those_of_the_table(world):
@@ -473,6 +503,9 @@ print(json.dumps([slate.items.tolist(), slate.scores.tolist(), slate.certified.a
     with pytest.raises(BachError, match="pi should sum to 1"):
         server.retrieve(np.ones(6))
     assert server.retrieve(slate.pi[0], 5, exclude=slate.items[0, :2]).items[0, 0] == slate.items[0, 2]
+    for wrong in (0, -5, 2.5, "3", True):
+        with pytest.raises(BachError, match="K should be a whole number ≥ 1"):
+            server.retrieve(slate.pi[0], wrong)
 
 
 # -------------------------------------------------------------------------------------------------------- threads

@@ -49,6 +49,10 @@ def test_pi_stays_a_distribution(seed, k):
     [
         (Steering(forbid=[4]), "forbid: there is no head 4; heads are 0 … 3"),
         (Steering(boost={"a": 1}), "boost: there is no head 'a'"),
+        (Steering(boost={0: "a"}), "boost of head 0 should be a number ≥ 0; got 'a'"),
+        (Steering(forbid=5), "forbid should be a list of heads; got 5"),
+        (Steering(cap=[0.5]), "cap should be {head: number}"),
+        (Steering(blend=np.full(4, 0.25)), "blend should be \\(another π, its weight\\)"),
         (Steering(boost={0: -1}), "boost of head 0 should be a number ≥ 0; got -1"),
         (Steering(set={0: 1.2}), "set of head 0 should be a number ≥ 0 and at most 1"),
         (Steering(set={0: 0.7, 1: 0.7}), "the shares add up to 1.4"),
@@ -153,6 +157,8 @@ def test_a_context_goes_through_the_gating_tower(world):
     np.testing.assert_array_equal(retriever.retrieve([[]] * 4, 10, pi=pi, exclude=history).items, own.items)
     with pytest.raises(BachError, match="a context is vectors"):
         pi_from_context(model, np.zeros((1, 2, 3)))
+    with pytest.raises(BachError, match="finite numbers"):
+        pi_from_context(model, np.full((1, 2, 16), np.nan))
     with pytest.raises(BachError, match="this model has none"):
         pi_from_context(build("all-multihead", world, 2, d=16, ff=16, item_width=16), np.zeros((1, 1, 16)))
 

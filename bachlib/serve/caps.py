@@ -17,6 +17,8 @@ def capped_slate(
     """K items of the ranking `search(depth)`, of which there are `most`; what is proved of it stays proved."""
     if genres is None:
         raise BachError("caps need to know genres: Retriever(model, genres=dataset.items['genres'])")
+    if not isinstance(caps, Mapping):
+        raise BachError(f"caps should be {{genre: at most so many}}; got {caps!r:.60}")
     names = sorted({name for row in genres for name in row})
     depth = min(2 * K, most)
     while True:

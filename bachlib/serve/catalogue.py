@@ -40,14 +40,16 @@ class Catalogue(NamedTuple):
         return at[self.numbers[at] == numbers]
 
     def left_out(self, lists: list[np.ndarray], K: int) -> LeftOut:
-        """What each request may not get, after a look at whether K items remain."""
+        """What each request may not get, after a look at K and at whether so many items remain."""
+        if not isinstance(K, int | np.integer) or isinstance(K, bool) or K < 1:
+            raise BachError(f"K should be a whole number ≥ 1; got {K!r}")
         out = LeftOut.of([self.places(rows) for rows in lists])
         remaining = len(self.numbers) - np.diff(out.starts)
         if (remaining < K).any():
             row = int(np.argmin(remaining))
             raise BachError(
-                f"K={K}, but of {len(self.numbers):,} items {remaining[row]:,} remain for request {row} after its "
-                "history and exclusions; ask for at most that many"
+                f"K={K}, but of {len(self.numbers):,} items {remaining[row]:,} remain for request {row} after what is "
+                "left out (history, exclusions); ask for at most that many"
             )
         return out
 
@@ -87,12 +89,21 @@ def lists_of(name: str, given: Any, n: int, B: int | None = None) -> list[Int[np
     return [known_ids(f"{name} of request {row}", one, n, pads=True) for row, one in enumerate(rows)]
 
 
-def _unit(name: str, vectors: np.ndarray) -> np.ndarray:
-    vectors = np.ascontiguousarray(vectors, np.float32)
-    if vectors.ndim != 2 or not len(vectors):
-        raise BachError(f"{name} should be (n, d) with at least one item; got shape {vectors.shape}")
+def as_numbers(name: str, given: Any) -> Float[np.ndarray, "n d"]:
+    """(n, d) float32 numbers, whatever they came as."""
+    try:
+        array = np.ascontiguousarray(given.detach().cpu() if hasattr(given, "detach") else given, np.float32)
+    except (TypeError, ValueError):
+        raise BachError(f"{name} should be numbers, (n, d); got {given!r:.60}") from None
+    if array.ndim != 2 or not len(array):
+        raise BachError(f"{name} should be (n, d) with at least one item; got shape {array.shape}")
+    return array
+
+
+def _unit(name: str, vectors: Any) -> Float[np.ndarray, "n d"]:
+    vectors = as_numbers(name, vectors)
     length = np.linalg.norm(vectors, axis=1)
     if not (np.abs(length - 1) < 1e-3).all():
         row = int(np.argmax(~(np.abs(length - 1) < 1e-3)))
-        raise BachError(f"{name} should be unit: row {row} has length {length[row]:.3g}; has the model diverged?")
+        raise BachError(f"{name} should be unit: row {row} has length {length[row]:.3g}; divide each by its length")
     return vectors

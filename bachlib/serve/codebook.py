@@ -18,7 +18,7 @@ from numba import njit
 from bachlib.serve.density import Best, LeftOut, Query, Rule
 
 STEP = 16  # entries of a list at a time
-DENSE_SHARE = 1 / 12  # of the catalogue: scoring more rows one by one takes longer than the product over all
+DENSE_SHARE = 1 / 6  # of the catalogue: scoring more rows one by one takes longer than the product over all
 TINY = 1e-30  # a density of less than this of its prototype's largest is taken for 0
 TRUSTED = 1e-20  # sums above this do not notice
 

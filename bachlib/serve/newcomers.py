@@ -8,7 +8,7 @@ newcomer needs only a point on the simplex: `retriever.retrieve([[]], pi=…)`.
 How far that goes: on MovieLens-1M, with 238 users nobody trained on, one item of history is worth more (R@50 0.163)
 than the most popular items (0.129); age, sex and occupation give 0.128, the mean π of the known users 0.121, the three
 most popular items of each of three favourite genres 0.100, and an empty history, which the towers never met in
-training, 0.067. Where nothing is known, serve the mean π.
+training, 0.067. Where nothing is known, serve the most popular items, or the mean π if it has to be the mixture.
 """
 
 from __future__ import annotations
@@ -21,11 +21,15 @@ from jaxtyping import Bool, Float, Int
 
 from bachlib import BachError
 from bachlib.model.twotower import TwoTower
+from bachlib.train.run import Run
 
 
 @torch.no_grad()
-def pi_from_context(model: TwoTower, vectors: Float[np.ndarray, "B n d"]) -> Float[np.ndarray, "B k"]:
-    """π of a context of n vectors each, by the gating tower."""
+def pi_from_context(model: TwoTower | Run, vectors: Float[np.ndarray, "B n d"]) -> Float[np.ndarray, "B k"]:
+    """π of a context of n vectors each, by the gating tower of a model or of a run's model."""
+    model = getattr(model, "model", model)
+    if not np.isfinite(vectors).all():
+        raise BachError("a context should be vectors of finite numbers")
     tokens = torch.as_tensor(np.asarray(vectors, np.float32), device=model.device)
     return model.log_pi_of(tokens).double().softmax(-1).cpu().numpy()
 

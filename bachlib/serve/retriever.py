@@ -24,6 +24,7 @@ from bachlib import BachError
 from bachlib.model.towers import Codebook
 from bachlib.model.twotower import TwoTower
 from bachlib.serve import codebook, costs, exact, store
+from bachlib.serve.arrivals import embedded
 from bachlib.serve.caps import capped_slate
 from bachlib.serve.catalogue import Catalogue, known_ids, lists_of
 from bachlib.serve.density import LeftOut, Query
@@ -68,12 +69,19 @@ class Retriever:
         model = model.model if isinstance(model, Run) else model
         if not isinstance(model, TwoTower):
             name = getattr(model, "config", {}).get("method", type(model).__name__)
-            raise BachError(f"{name} has no vectors to search with; Retriever serves the other methods of the table")
+            raise BachError(
+                f"a Retriever wants a model with vectors, or a Run (Run.load(folder, dataset)); {name} is none: "
+                "it serves every method of the table but mostpop"
+            )
         if settings["lists"] not in ("approximate", "exact"):
             raise BachError(f"lists={settings['lists']!r}: should be 'approximate' or 'exact'")
         for name in ("M", "max_M"):
-            if settings[name] is not None and not settings[name] >= 1:
-                raise BachError(f"{name} should be at least 1; got {settings[name]}")
+            if settings[name] is not None and not (
+                isinstance(settings[name], int | np.integer) and settings[name] >= 1
+            ):
+                raise BachError(f"{name} should be a whole number ≥ 1; got {settings[name]!r}")
+        if genres is not None and len(genres) < model.n_items:
+            raise BachError(f"genres should hold those of each of {model.n_items:,} items; got {len(genres):,}")
         self.model, self.users, self.settings, self.genres = model, Users(model), settings, genres
         self.rule = self.users.rule
         self.folder: Path | None = None
@@ -142,8 +150,6 @@ class Retriever:
     def _answer(
         self, catalogue: Catalogue, history, K: int, pi=None, exclude=None, keep_history=False, user=None, caps=None
     ) -> Slate:
-        if not isinstance(K, int | np.integer) or K < 1:
-            raise BachError(f"K should be a whole number ≥ 1; got {K!r}")
         histories = lists_of("history", history, len(catalogue.vectors))
         B = len(histories)
         if not B:
@@ -197,33 +203,32 @@ class Retriever:
 
     # --------------------------------------------------------------------------------------- items come and go
 
-    def add(self, rows: np.ndarray | Tensor | None = None, *, vectors: np.ndarray | None = None) -> np.ndarray:
+    def vectors(self, slate: Slate) -> np.ndarray:
+        """(B, K, d): the embeddings of a slate's items, for `rerank`."""
+        return self.catalogue.vectors[slate.items]
+
+    def add(
+        self,
+        rows: np.ndarray | Tensor | None = None,
+        *,
+        vectors: np.ndarray | None = None,
+        genres: Sequence[Sequence[str]] | None = None,
+    ) -> np.ndarray:
         """Serve new items, and read them in histories; returns their numbers.
 
         `rows` go through the item tower: PureSVD rows as `svd.fold_in` makes them. `vectors` are finished embeddings,
-        from an item tower of your own, say.
+        from an item tower of your own, say. `genres` are for caps: an item without any passes every cap.
         """
-        if (rows is None) == (vectors is None):
-            raise BachError("give either rows, for the item tower, or vectors")
-        if rows is not None:
-            if not hasattr(self.model.item_tower, "embed"):
-                raise BachError("this item tower has no `embed`: give vectors")
-            with torch.no_grad():
-                rows = torch.as_tensor(rows, dtype=torch.float32, device=self.model.device)
-                vectors = float32(torch.nn.functional.normalize(self.model.item_tower.embed(rows), dim=-1))
-            rows = float32(rows)
-        elif self.model.history == "frozen":
-            raise BachError("this model reads histories from frozen rows: give rows, not vectors")
-        new = Catalogue.of(vectors).vectors
-        if new.shape[1] != self.model.d:
-            raise BachError(f"new items should have {self.model.d} dimensions; got {new.shape[1]}")
+        new, read = embedded(self.model, rows, vectors)
         with self._writing:
             old = self.catalogue
             numbers = np.arange(len(old.vectors), len(old.vectors) + len(new))
-            tokens = None if self.model.history == "tower" else np.concatenate([old.tokens, rows])
+            tokens = None if self.model.history == "tower" else np.concatenate([old.tokens, read])
             together = np.concatenate([old.vectors, new])
-            bare = Catalogue.of(together, tokens, np.concatenate([old.numbers, numbers]))
-            self.catalogue = self.built(bare, self.strategy)
+            made = self.built(Catalogue.of(together, tokens, np.concatenate([old.numbers, numbers])), self.strategy)
+            if self.genres is not None:
+                self.genres = [*self.genres[: numbers[0]], *(genres if genres is not None else [[]] * len(numbers))]
+            self.catalogue = made
         return numbers
 
     def remove(self, numbers: Any) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float, Int
 
+from bachlib import BachError
 from bachlib.serve.density import Best
 
 
@@ -21,7 +22,7 @@ class Slate:
     head_share: Float[np.ndarray, "B K k"]  # how much of an item's score each head gives: why it is here
     pi: Float[np.ndarray, "B k"]  # the weights it was made with, after steering
     certified: Bool[np.ndarray, " B"]  # proved: exactly the K best, in order
-    exact_if_lists_are: Bool[np.ndarray, " B"]  # two-step: exact unless the index has missed an item
+    exact_if_lists_are: Bool[np.ndarray, " B"]  # no item outside of the lists is better; the index may have missed some
     strategy: str
     looked_at: Int[np.ndarray, " B"]  # items it took: all, those of the lists, or rows of the codebook
 
@@ -31,6 +32,9 @@ class Slate:
     def take(self, places: Int[np.ndarray, "B m"], still_proved: bool = False) -> Slate:
         """Other items of it in another order, as a re-ranking returns them; nothing is proved of those."""
         at, proof = np.asarray(places), self.certified & still_proved
+        K = self.items.shape[1]
+        if at.ndim != 2 or len(at) != len(self) or at.dtype.kind not in "iu" or not ((at >= 0) & (at < K)).all():
+            raise BachError(f"places should be ({len(self)}, m) numbers 0 … {K - 1}, a row per request; got {at!r:.60}")
         return replace(
             self, items=np.take_along_axis(self.items, at, 1), scores=np.take_along_axis(self.scores, at, 1),
             head_share=np.take_along_axis(self.head_share, at[..., None], 1), certified=proof,
@@ -38,7 +42,7 @@ class Slate:
         )  # fmt: skip
 
     def table(self, row: int = 0, items: pd.DataFrame | None = None) -> pd.DataFrame:
-        """One request's slate to read: score, the head that brought an item and its share; `items` adds titles."""
+        """One request's slate to read: score, the head (from 0) behind an item and its share, titles of `items`."""
         share = self.head_share[row]
         made: dict[str, Any] = {"item": self.items[row], "score": self.scores[row], "head": share.argmax(1)}
         made["share"] = share.max(1)

@@ -44,14 +44,20 @@ class Steering:
         return _capped(pi, self.cap) if self.cap else pi
 
     def _check(self, k: int) -> None:
+        for name, kind in (("boost", Mapping), ("forbid", Sequence), ("set", Mapping), ("cap", Mapping)):
+            if not isinstance(getattr(self, name), kind):
+                wanted = "a list of heads" if name == "forbid" else "{head: number}"
+                raise BachError(f"{name} should be {wanted}; got {getattr(self, name)!r:.60}")
+        if self.blend is not None and not (isinstance(self.blend, tuple) and len(self.blend) == 2):
+            raise BachError(f"blend should be (another π, its weight); got {self.blend!r:.60}")
         for name, values in (("boost", self.boost), ("forbid", self.forbid), ("set", self.set), ("cap", self.cap)):
             if wrong := [r for r in values if not (isinstance(r, int | np.integer) and 0 <= r < k)]:
                 raise BachError(f"{name}: there is no head {wrong[0]!r}; heads are 0 … {k - 1}")
         for name, values, most in (("boost", self.boost, np.inf), ("set", self.set, 1), ("cap", self.cap, 1)):
             for r, value in values.items():
-                if not (np.isfinite(value) and 0 <= value <= most):
+                if not (isinstance(value, int | float | np.number) and np.isfinite(value) and 0 <= value <= most):
                     limit = "" if most == np.inf else " and at most 1"
-                    raise BachError(f"{name} of head {r} should be a number ≥ 0{limit}; got {value}")
+                    raise BachError(f"{name} of head {r} should be a number ≥ 0{limit}; got {value!r}")
         if sum(self.set.values()) > 1 + 1e-9:
             raise BachError(f"set: the shares add up to {sum(self.set.values()):.3g}; there is only 1 to give")
         if both := sorted({*self.forbid} & {r for r, share in self.set.items() if share > 0}):

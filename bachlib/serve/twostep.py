@@ -5,8 +5,9 @@ scores at most log Σ_r π_r C_r ω(t_r^(M)). Where the K-th rescored item is ab
 Lists of a graph (HNSW) or of cells (IVF) may have missed an item, so that is all they can say; the proof is in `exact`,
 whose scan, begun with this slate, finds every item that any head has above its threshold.
 
-Heads are asked in two rounds: first the heavy ones; then of the others those that could still give half of what it
-takes. A head that was not asked has t_r = 1 in the bound. Then lists grow where the bound needs it and `max_M` allows.
+Heads are asked in two rounds: first the heavy ones; then of the others those beside which an item may reach half of
+what it takes. A head that was not asked has t_r = 1 in the bound. Then lists grow where the bound needs it, up to
+`max_M`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from bachlib import BachError
-from bachlib.serve.density import Best, LeftOut, Query, rounding
+from bachlib.serve.density import Best, LeftOut, Query, log_sum_exp, rounding
 from bachlib.serve.exact import thresholds_of
 
 Kind = Literal["hnsw", "ivf"]
@@ -110,44 +111,45 @@ def two_step(
     """
     (B, k, d), n = query.heads.shape, len(items)
     best = Best(query, items, K, left_out)
-    size = min(n, M or K + int(np.diff(left_out.starts).max(initial=0)))
-    most = min(n, max(size, max_M or 4 * size))
+    sizes = np.minimum(n, np.full(B, M) if M else K + np.diff(left_out.starts))  # of each request: its own affair
+    most = np.minimum(n, np.maximum(sizes, max_M or 4 * sizes))
     depth, (top, half, end) = np.zeros((B, k), np.int64), np.ones((3, B, k))  # first, middle, last cosine of a list
 
-    def ask(which: Bool[np.ndarray, "B k"], size: int) -> None:
-        users, heads = np.nonzero(which)
-        if len(users):
-            t, places = index.nearest(query.heads[users, heads], size)
+    def ask(which: Bool[np.ndarray, "B k"], sizes: Int[np.ndarray, " B"]) -> None:
+        for size in np.unique(sizes[which.any(1)]):
+            users, heads = np.nonzero(which & (sizes == size)[:, None])
+            t, places = index.nearest(query.heads[users, heads], int(size))
             depth[users, heads], end[users, heads] = size, _last(t, places)
             top[users, heads], half[users, heads] = t[:, 0], t[:, (size - 1) // 2]
             there = places >= 0
             best.offer(np.repeat(users, size)[there.ravel()], places[there])
 
     first = _heavy(query)
-    ask(first, size)
-    near = np.where(first, top, -1).max(1, keepdims=True)  # what a head that was not asked yet may reach, at a guess
-    ask(~first & (query.terms_at(np.broadcast_to(near, (B, k))) > best.worst[:, None] - np.log(2)), size)
-    _fill(best, ask, size)
+    ask(first, sizes)
+    near = np.where(first, top, -1).max(1)  # how near an item may be to a head that was not asked yet, at a guess
+    ask(~first & (_right_beside(query, near) > best.worst[:, None] - np.log(2)), sizes)
+    _fill(best, ask, sizes)
     while True:
         lists = Lists(depth, end, best.worst > query.bound(end + rounding(d)) + 1e-9)
-        if size == most or lists.enough.all():
+        open_still = ~lists.enough & (sizes < most)
+        if not open_still.any():
             return best, lists
         wanted = thresholds_of(query, best.worst)
-        short = (end > wanted) & ~lists.enough[:, None]
         if max_M is None:
-            short &= _in_reach(wanted, lists, half, most)[:, None]
+            open_still &= _in_reach(wanted, lists, half, most)
+        short = (end > wanted) & open_still[:, None]
         if not short.any():
             return best, lists
-        size = min(2 * size, most)
-        ask(short, size)
+        sizes = np.where(short.any(1), np.minimum(2 * sizes, most), sizes)
+        ask(short, sizes)
 
 
-def _fill(best: Best, ask: Callable[[np.ndarray, int], None], size: int) -> None:
+def _fill(best: Best, ask: Callable[[np.ndarray, np.ndarray], None], sizes: Int[np.ndarray, " B"]) -> None:
     """Where the lists hold fewer than K items that may be served: longer ones, and in the end everything."""
     k, n = best.query.kappa.shape[1], len(best.items)
-    while (few := np.isneginf(best.worst)).any() and size < n:
-        size = min(n, 2 * size)
-        ask(np.repeat(few[:, None], k, 1), size)
+    while ((few := np.isneginf(best.worst)) & (sizes < n)).any():
+        sizes = np.minimum(n, 2 * sizes)
+        ask(np.repeat(few[:, None], k, 1), sizes)
     for u in np.flatnonzero(few):  # a graph need not reach every item
         best.offer(np.full(n, u), np.arange(n))
 
@@ -171,7 +173,16 @@ def _heavy(query: Query) -> Bool[np.ndarray, "B k"]:
     return heavy
 
 
-def _in_reach(wanted: np.ndarray, lists: Lists, half: np.ndarray, most: int) -> Bool[np.ndarray, " B"]:
+def _right_beside(query: Query, near: Float[np.ndarray, " B"]) -> Float[np.ndarray, "B k"]:
+    """The score to expect of an item at cosine `near` to a head: what that head gives, and the others from afar."""
+    t = near[:, None, None] * (query.heads @ query.heads.mT)  # (B, head, other head)
+    with np.errstate(invalid="ignore"):
+        log_omega = np.log1p(np.maximum(t, -0.999)) if query.power else t
+        terms = query.log_weight[:, None] + query.kappa[:, None] * log_omega
+    return log_sum_exp(terms) if query.soft else terms.max(-1)
+
+
+def _in_reach(wanted: np.ndarray, lists: Lists, half: np.ndarray, most: np.ndarray) -> Bool[np.ndarray, " B"]:
     """Would lists of length `most` end low enough? By their slope: how far the cosine falls with a doubling."""
     doublings = (lists.end - wanted) / np.maximum(half - lists.end, 1e-9)
     doublings = np.where(lists.depth > 0, doublings, 0)  # a list that was not asked for can be had

@@ -50,26 +50,35 @@ def steering_explorer(retriever: Retriever, history: list[int], items: pd.DataFr
     before = retriever.retrieve([history], K)
     start = before.pi[0]
     sliders = [
-        ipywidgets.FloatSlider(float(share), min=0, max=1, step=0.01, description=f"head {r + 1}", readout_format=".2f")
+        ipywidgets.FloatSlider(float(share), min=0, max=1, step=0.01, description=f"head {r}", readout_format=".2f")
         for r, share in enumerate(start)
     ]
     reset = ipywidgets.Button(description="back to π_u")
-    figure = go.FigureWidget(_slopes(before, before, items, "π_u as the model has it"))
+    figure = go.FigureWidget(slopes_between(before, before, items, "π_u as the model has it"))
+    asked = []  # a slider that is moved while others are being put back has nothing to draw yet
 
     def redraw(_change=None) -> None:
-        weight = np.array([slider.value for slider in sliders])
-        if weight.sum() == 0:  # all sliders at zero: nothing to serve by
+        if asked:
             return
-        after = retriever.retrieve([history], K, pi=weight / weight.sum())
-        drawn = _slopes(before, after, items, "π_u as you have set it")
+        weight = np.array([slider.value for slider in sliders])
+        if weight.sum() == 0:
+            figure.layout.title.text = "No head has any weight: there is nothing to serve by"
+            return
+        pi = weight / weight.sum()
+        untouched = np.allclose(weight, start, atol=0.006)
+        what = "π_u as the model has it" if untouched else f"π = ({', '.join(f'{share:.2f}' for share in pi)})"
+        drawn = slopes_between(before, before if untouched else retriever.retrieve([history], K, pi=pi), items, what)
         with figure.batch_update():
             figure.data = []
             figure.add_traces(drawn.data)
             figure.layout.title.text = drawn.layout.title.text
 
     def back(_button=None) -> None:
+        asked.append(True)
         for slider, share in zip(sliders, start, strict=True):
             slider.value = float(share)
+        asked.clear()
+        redraw()
 
     for slider in sliders:
         slider.observe(redraw, names="value")
@@ -77,14 +86,10 @@ def steering_explorer(retriever: Retriever, history: list[int], items: pd.DataFr
     return ipywidgets.HBox([ipywidgets.VBox([*sliders, reset]), figure])
 
 
-def _slopes(before: Slate, after: Slate, items: pd.DataFrame, what: str) -> go.Figure:
-    return slate_slopes(before.items[0], after.items[0], *labels_of([before, after], items), what)
-
-
-def labels_of(slates: list[Slate], items: pd.DataFrame) -> tuple[dict[int, int], dict[int, str]]:
-    """(head that brought an item, its title) of the first request of some slates; the last slate says which head."""
-    heads, titles = {}, {}
-    for slate in slates:
-        for item, share in zip(slate.items[0].tolist(), slate.head_share[0], strict=True):
-            heads[item], titles[item] = int(share.argmax()), str(items["title"].get(item, f"item {item}"))
-    return heads, titles
+def slopes_between(before: Slate, after: Slate, items: pd.DataFrame, what: str) -> go.Figure:
+    """`plots.slate_slopes` of the first request of two slates; `items` has the titles."""
+    heads = tuple(
+        dict(zip(s.items[0].tolist(), s.head_share[0].argmax(1).tolist(), strict=True)) for s in (before, after)
+    )
+    titles = {item: str(items["title"].get(item, f"item {item}")) for item in {*heads[0], *heads[1]}}
+    return slate_slopes(before.items[0], after.items[0], heads, titles, what)

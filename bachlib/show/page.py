@@ -32,7 +32,7 @@ class ForThePage(Preprocessor):
             cell.source = FORMULA.sub(_formula, cell.source)
         for output in cell.get("outputs", []):
             data = output.get("data", {})
-            if WIDGET in data or data.get("text/plain", "").startswith("VBox("):
+            if WIDGET in data or data.get("text/plain", "").startswith(("VBox(", "HBox(")):
                 data.clear()
                 data["text/html"] = "<em>Sliders need a running kernel: open the notebook with make lab.</em>"
             if PLOTLY in data:

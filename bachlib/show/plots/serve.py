@@ -55,9 +55,9 @@ def adversary(
         yanchor="bottom", xshift=-4,
     )  # fmt: skip
     figure.update_xaxes(title="cosine to the nearest head")
-    figure.update_yaxes(title="score, log m(i | u)")
+    figure.update_yaxes(title="log m(i | u), up to a constant")
     lost = int((cosine[hidden] < ends).sum())
-    text = f"{lost} of the {int(hidden.sum())} best items are in no list: near to all heads, nearest to none"
+    text = f"{lost} of the {int(hidden.sum())} best items are in no list: between all heads, nearest to none"
     return figure.update_layout(title={"text": text, "pad": {"b": 30}}, margin_t=84)
 
 
@@ -88,7 +88,8 @@ def pareto(table: pd.DataFrame, metric: str) -> go.Figure:
             x=[row.ms], y=[row.value], mode="markers", marker={"size": 13, "color": COLOURS[n % len(COLOURS)]},
             name=row.name,
         )  # fmt: skip
-    figure.update_xaxes(title="milliseconds per request", type="log", dtick="D1")
+    wide = table["ms"].max() > 20 * table["ms"].min()
+    figure.update_xaxes(title="milliseconds per request", **({"type": "log"} if wide else {"rangemode": "tozero"}))
     figure.update_yaxes(title=metric)
     best = table.loc[table["value"].idxmax()]
     fastest = table.loc[table["ms"].idxmin()]
@@ -99,30 +100,31 @@ def pareto(table: pd.DataFrame, metric: str) -> go.Figure:
 def slate_slopes(
     before: Int[np.ndarray, " K"],
     after: Int[np.ndarray, " K"],
-    head: dict[int, int],
+    heads: tuple[dict[int, int], dict[int, int]],
     titles: dict[int, str],
     what: str,
 ) -> go.Figure:
-    """Two slates side by side, joined where an item is in both; one colour per head that brought it."""
+    """Two slates side by side, joined where an item is in both; a dot has the colour of the head that brought the item.
+
+    `heads`: item → head, before and after. Heads count from 0, as in `Steering`.
+    """
     figure = go.Figure()
-    rank_before, rank_after = ({int(item): n + 1 for n, item in enumerate(slate)} for slate in (before, after))
-    shown = set()
-    for item in dict.fromkeys([*rank_before, *rank_after]):
-        r = head[item]
-        x = [side for side, ranks in ((0, rank_before), (1, rank_after)) if item in ranks]
-        y = [ranks[item] for ranks in (rank_before, rank_after) if item in ranks]
-        names = [
-            f"{titles[item]}  {place}" if side == 0 else f"{place}  {titles[item]}"
-            for side, place in zip(x, y, strict=True)
-        ]
+    ranks = [{int(item): n + 1 for n, item in enumerate(slate)} for slate in (before, after)]
+    for r in sorted({*heads[0].values(), *heads[1].values()}):
         figure.add_scatter(
-            x=x, y=y, mode="lines+markers+text", text=names, name=f"head {r + 1}", legendgroup=str(r),
-            textposition=["middle left" if side == 0 else "middle right" for side in x], showlegend=r not in shown,
-            line={"color": colour(r), "width": 2}, marker={"size": 8, "color": colour(r)}, textfont={"size": 12},
-            hovertemplate=f"{titles[item]}: place %{{y}}<extra>head {r + 1}</extra>",
+            x=[None], y=[None], mode="markers", name=f"head {r}", marker={"size": 8, "color": colour(r)}
+        )  # the legend: a line per head, whatever the slates hold
+    for item in dict.fromkeys([*ranks[0], *ranks[1]]):
+        x = [side for side in (0, 1) if item in ranks[side]]
+        y, colours = [ranks[side][item] for side in x], [colour(heads[side][item]) for side in x]
+        names = [f"{titles[item]}  {y[0]}" if side == 0 else f"{y[-1]}  {titles[item]}" for side in x]
+        figure.add_scatter(
+            x=x, y=y, mode="lines+markers+text", text=names, showlegend=False,
+            textposition=["middle left" if side == 0 else "middle right" for side in x],
+            line={"color": colours[-1], "width": 2}, marker={"size": 9, "color": colours}, textfont={"size": 12},
+            hovertemplate=f"{titles[item]}: place %{{y}}<extra></extra>",
         )  # fmt: skip
-        shown.add(r)
-    stayed = len(rank_before.keys() & rank_after.keys())
+    stayed = len(ranks[0].keys() & ranks[1].keys())
     figure.update_xaxes(tickvals=[0, 1], ticktext=["before", "after"], range=[-0.9, 1.9], showgrid=False, side="top")
     figure.update_yaxes(autorange="reversed", visible=False)
     height = 120 + 26 * len(before)
