@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import psutil
 import pytest
+import threadpoolctl
 import torch
 from serving import ranked
 
@@ -18,7 +19,9 @@ from bachlib.evaluate import evaluate
 from bachlib.model.methods import METHODS, build
 from bachlib.model.svd import fold_in, pure_svd
 from bachlib.serve import Retriever, Steering, costs
+from bachlib.serve.density import brute_force
 from bachlib.serve.lean import CodebookServer
+from bachlib.serve.one_core import one_core
 from bachlib.train import fit
 from bachlib.train.validation import earlier_items
 
@@ -83,6 +86,19 @@ def test_strategies_agree_to_the_bit(world, histories):
         np.testing.assert_array_equal(slate.items, slates[0].items)
         assert np.abs(slate.scores - slates[0].scores).max() < 1e-6  # π comes from the same tower in another batch
         np.testing.assert_allclose(slate.head_share, slates[0].head_share, atol=1e-6)
+
+
+def test_vectors_that_are_not_quite_unit(world, histories):
+    """Items a little too long are made unit: the proof is about cosines."""
+    retriever = made(world)
+    heads = retriever.users.query(retriever.catalogue, list(histories[:4]))[0].heads.reshape(-1, 16)
+    retriever.add(vectors=heads * np.linspace(1 - 9e-4, 1 + 9e-4, len(heads))[:, None])
+    assert np.abs(np.linalg.norm(retriever.catalogue.vectors, axis=1) - 1).max() < 2e-6
+    query, _ = retriever.users.query(retriever.catalogue, list(histories))
+    out = retriever.catalogue.left_out(list(histories), 20)
+    np.testing.assert_array_equal(
+        retriever.retrieve(histories, 20).items, brute_force(query, retriever.catalogue.items, 20, out).found
+    )
 
 
 def test_only_proved_slates_are_certified(world, histories):
@@ -299,6 +315,37 @@ def test_caps_per_genre(world, histories):
         retriever.retrieve(histories[:1], 5, caps={most: -1})
 
 
+def test_caps_are_each_requests_own_affair(world, histories):
+    """A companion with little left to serve does not shorten the ranking of the others."""
+    genres = world.items["genres"]
+    retriever = made(world, genres=genres)
+    caps = {genres[0][0]: 1}
+    others = [i for i in range(world.n_items) if genres[0][0] not in genres[i] and i not in histories[0]]
+    almost = np.setdiff1d(np.arange(world.n_items), others[:25])
+    both = retriever.retrieve(histories[:2], 20, exclude=[almost, []], caps=caps)
+    np.testing.assert_array_equal(both.items[1], retriever.retrieve(histories[1], 20, caps=caps).items[0])
+    assert np.isin(both.items[0], others[:25]).all()
+
+
+def test_small_things_of_requests(world, histories):
+    for strategy in ("exact", "two-step"):  # numpy's whole numbers are whole numbers
+        assert made(world, strategy=strategy).retrieve(histories[0], np.int64(7)).items.shape == (1, 7)
+    retriever = made(world)
+    pi = retriever.retrieve(histories[:2], 5, pi=np.full(4, 0.2501)).pi
+    np.testing.assert_allclose(pi.sum(1), 1, rtol=1e-12)
+    for wrong in (np.int64(5), np.array(5), torch.tensor(5), b"12", [[2**64 - 1]]):
+        with pytest.raises(BachError):
+            retriever.retrieve(wrong, 5)
+    first = retriever.retrieve(histories[0], 5).items
+    retriever.model.train()
+    np.testing.assert_array_equal(retriever.retrieve(histories[0], 5).items, first)  # no dropout in a slate
+    gone = int(histories[0][-1])
+    retriever.remove([gone])
+    for neighbour in (gone - 1, gone + 1):  # what is left out is the item itself, served or not
+        if 0 <= neighbour < world.n_items:
+            assert neighbour in retriever.retrieve([[gone]], world.n_items - 1).items
+
+
 def test_a_slate_can_be_read(world, histories):
     slate = made(world).retrieve(histories[0], 5)
     table = slate.table(0, world.items)
@@ -458,6 +505,60 @@ def test_damaged_files_are_refused(world, tmp_path, strategy):
         Retriever.load(tmp_path / "nowhere", retriever.model)
 
 
+def test_an_index_of_changed_weights_is_not_saved(world, tmp_path):
+    retriever = made(world)
+    with torch.no_grad():
+        next(retriever.model.encoder.parameters()).add_(1e-3)
+    with pytest.raises(BachError, match="the model has changed since this index was built"):
+        retriever.save(tmp_path)
+    other = made(world)
+    other.save(tmp_path)
+    other.model.config = other.model.config | {"method": "v-bach"}
+    with pytest.raises(BachError, match="index of another model"):
+        Retriever.load(tmp_path, other.model)
+
+
+def test_what_is_said_of_an_index_cannot_be_changed(world, tmp_path):
+    folder = made(world, "p-bach-global", "codebook").save(tmp_path / "index")
+    (generation,) = folder.glob("gen-*")
+    text = (generation / "meta.json").read_text()
+    (generation / "meta.json").write_text(text.replace("power-spherical", "von-mises-fisher"))
+    with pytest.raises(BachError, match=r"meta\.json is damaged: its checksum is another"):
+        CodebookServer(folder)
+    for content in (b"\xff\xfe", b"gen-000001", b"", b"gen-000009 abc"):
+        (folder / "CURRENT").write_bytes(content)
+        with pytest.raises(BachError, match="is damaged"):
+            CodebookServer(folder)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BachError, match="is a file; an index is a folder"):
+        made(world).save(tmp_path / "file")
+    (folder / "gen-foo").mkdir()
+    made(world).save(folder)
+
+
+def test_loading_while_another_saves(world, tmp_path):
+    """Generations are swept away while somebody reads: every load finds one, whole."""
+    writer = made(world, "p-bach-global", "codebook")
+    writer.save(tmp_path)
+    stop, failed = threading.Event(), []
+
+    def load() -> None:
+        while not stop.is_set():
+            try:
+                CodebookServer(tmp_path)
+            except BachError as error:
+                failed.append(str(error))
+
+    with ThreadPoolExecutor(2) as pool:
+        readers = [pool.submit(load) for _ in range(2)]
+        for _ in range(40):
+            writer.save(tmp_path)
+        stop.set()
+        for reader in readers:
+            reader.result()
+    assert not failed
+
+
 def test_a_reader_goes_on_while_the_index_is_replaced(world, histories, tmp_path):
     """Another generation takes the place of the first; who has the old one open keeps it until `reload`."""
     writer = made(world, "p-bach-global", "codebook")
@@ -509,6 +610,35 @@ print(json.dumps([slate.items.tolist(), slate.scores.tolist(), slate.certified.a
 
 
 # -------------------------------------------------------------------------------------------------------- threads
+
+
+def test_numpy_has_its_threads_back():
+    """Also if the first to come is not the last to go, from any thread, and after an error."""
+
+    def threads() -> int:
+        pools = threadpoolctl.threadpool_info()
+        return next(pool["num_threads"] for pool in pools if pool["user_api"] == "blas" and "numpy" in pool["filepath"])
+
+    with threadpoolctl.threadpool_limits(2, user_api="blas"):
+        pass
+    before, inside, leave = threads(), threading.Barrier(2), threading.Event()
+    seen = []
+
+    def first() -> None:
+        with one_core():
+            inside.wait()
+            seen.append(threads())
+            leave.wait()
+
+    worker = threading.Thread(target=first)
+    worker.start()
+    with pytest.raises(ValueError, match="on the way"), one_core():
+        inside.wait()
+        leave.set()
+        worker.join()
+        assert threads() == 1
+        raise ValueError("on the way")
+    assert seen == [1] and threads() == before
 
 
 def test_100_000_requests_from_several_threads(world, histories):

@@ -23,6 +23,8 @@ def test_each_hand():
     np.testing.assert_allclose(Steering(set={0: 0.5, 3: 0.5})(PI), [[0.5, 0, 0, 0.5]] * 2)
     np.testing.assert_allclose(Steering(cap={0: 0.2})(PI), [[0.2, 0.48, 0.32, 0], [0.1, 0.2, 0.3, 0.4]])
     np.testing.assert_allclose(Steering(cap={0: 0.2, 1: 0.4})(PI)[0], [0.2, 0.4, 0.4, 0])  # what 0 loses takes 1 over
+    both = Steering(set={1: 0.5}, cap={0: 0.2})(PI)  # what was set stays, also when a cap has something to give away
+    np.testing.assert_allclose(both[0], [0.2, 0.5, 0.3, 0])
     even = np.full(4, 0.25)
     np.testing.assert_allclose(Steering(blend=(even, 0.5))(PI), (PI + 0.25) / 2)
 

@@ -29,16 +29,20 @@ class PureSVD(NamedTuple):
 def fold_in(dataset: Dataset, svd: PureSVD, likers: list[Int[np.ndarray, " m"]]) -> Float[np.ndarray, "new rank"]:
     """Rows of items that came after the decomposition, from the users of the data set who liked each.
 
-    V = Xᵀ U Σ⁻¹ and U = X V Σ⁻¹, so a new column x has the row xᵀ X V Σ⁻². In the scale of the item tower (mean square
-    length 1 over the table), so that `Retriever.add(rows)` takes them as they are.
+    V = Xᵀ U Σ⁻¹ and U = X V Σ⁻¹, so a new column x has the row xᵀ X V Σ⁻². X are the training prefixes: `svd` has to be
+    theirs, too. In the scale of the item tower (mean square length 1 over the table), so that `Retriever.add(rows)`
+    takes them as they are.
     """
     rows = []
     matrix = dataset.matrix("train")
     for users in likers:
-        users = dataset._known(users)
+        users = np.unique(users)
         if not len(users):
             raise BachError("an item nobody has liked has no PureSVD row; give Retriever.add a vector of its own")
-        rows.append(matrix[users].sum(0) @ svd.items / svd.singular_values.astype(np.float64) ** 2)
+        if users.dtype.kind not in "iu":
+            raise BachError(f"likers should be a list of users per new item; got {users.tolist()[:3]} …")
+        together = np.asarray(matrix[dataset._known(users)].sum(0), np.float64)
+        rows.append(together @ svd.items / svd.singular_values.astype(np.float64) ** 2)
     n, rank = svd.items.shape
     return (np.concatenate(rows) * np.sqrt(n / rank)).astype(np.float32)
 

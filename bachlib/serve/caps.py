@@ -12,23 +12,27 @@ from bachlib.serve.slate import Slate
 
 
 def capped_slate(
-    search: Callable[[int], Slate], K: int, most: int, genres: Sequence[Sequence[str]] | None, caps: Mapping[str, int]
+    search: Callable[[int], Slate],
+    K: int,
+    most: int,
+    genres: Sequence[Sequence[str]] | None,
+    caps: Mapping[str, int],
+    row: int,
 ) -> Slate:
-    """K items of the ranking `search(depth)`, of which there are `most`; what is proved of it stays proved."""
+    """K items of the ranking `search(depth)` of request `row`, which has `most`; what is proved of it stays proved."""
     if genres is None:
         raise BachError("caps need to know genres: Retriever(model, genres=dataset.items['genres'])")
     if not isinstance(caps, Mapping):
         raise BachError(f"caps should be {{genre: at most so many}}; got {caps!r:.60}")
-    names = sorted({name for row in genres for name in row})
+    names = sorted({name for own in genres for name in own})
     depth = min(2 * K, most)
     while True:
         slate = search(depth)
-        taken = [capped(_member(items, genres, names), names, caps, K) for items in slate.items]
-        short = [row for row, places in enumerate(taken) if len(places) < K]
-        if not short:
-            return slate.take(np.stack(taken), still_proved=True)
+        taken = capped(_member(slate.items[0], genres, names), names, caps, K)
+        if len(taken) == K:
+            return slate.take(taken[None], still_proved=True)
         if depth == most:
-            raise BachError(f"the caps leave {len(taken[short[0]])} items for request {short[0]}; K={K} is too many")
+            raise BachError(f"the caps leave {len(taken)} items for request {row}; K={K} is too many")
         depth = min(4 * depth, most)
 
 
@@ -40,8 +44,8 @@ def capped(
         raise BachError(f"caps: there is no genre {unknown[0]!r}; there are {', '.join(names)}")
     if wrong := [cap for cap in caps.values() if not (isinstance(cap, int | np.integer) and cap >= 0)]:
         raise BachError(f"caps should be whole numbers ≥ 0; got {wrong[0]!r}")
-    room = np.full(len(names), K)
-    room[[names.index(name) for name in caps]] = list(caps.values())
+    room = np.full(len(names), K, np.int64)
+    room[[names.index(name) for name in caps]] = [min(cap, K) for cap in caps.values()]
     taken = []
     for place, genres in enumerate(member):
         if (room[genres] > 0).all():

@@ -64,6 +64,8 @@ def known_ids(name: str, given: Any, n: int, pads: bool = False) -> Int[np.ndarr
         return np.empty(0, np.int64)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise BachError(f"{name} should be a list of item numbers; got {given!r:.60}")
+    if ids.dtype.kind == "u" and ids.max() >= n:  # too large to be turned into a negative number
+        raise BachError(f"{name}: there is no item {ids.max()}; items are 0 … {n - 1}")
     ids = ids.astype(np.int64)
     ids = ids[ids != -1] if pads else ids
     if ids.size and not 0 <= ids.min() <= ids.max() < n:
@@ -78,7 +80,7 @@ def lists_of(name: str, given: Any, n: int, B: int | None = None) -> list[Int[np
         given = given.detach().cpu()
     if hasattr(given, "__array__"):  # also pandas' columns
         given = np.asarray(given)
-    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable) or getattr(given, "ndim", 1) == 0:
         raise BachError(f"{name} should be a list of item numbers, or one list per request; got {given!r:.60}")
     rows = list(given)
     nested = any(isinstance(row, Iterable) for row in rows) or getattr(given, "ndim", 1) > 1
@@ -106,4 +108,5 @@ def _unit(name: str, vectors: Any) -> Float[np.ndarray, "n d"]:
     if not (np.abs(length - 1) < 1e-3).all():
         row = int(np.argmax(~(np.abs(length - 1) < 1e-3)))
         raise BachError(f"{name} should be unit: row {row} has length {length[row]:.3g}; divide each by its length")
-    return vectors
+    off = np.abs(length - 1) > 1e-6  # the bounds of a scan hold for cosines: a little longer would not do
+    return np.where(off[:, None], vectors / length[:, None], vectors) if off.any() else vectors

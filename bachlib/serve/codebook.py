@@ -110,11 +110,10 @@ def descend(lists, density, weight, K, left_out, scores, places, budget, off):
         seen[left_out[j]] = 1
     depth = np.zeros(k, np.int64)
     level, below = np.empty(k), np.empty(k)  # what an item not met may get of a list; what after the next step
-    bound = 0.0
     for r in range(k):
         level[r] = weight[r] * density[lists[r, 0], r]
         below[r] = weight[r] * density[lists[r, min(STEP, length - 1)], r]
-        bound += level[r]
+    bound = level.sum()
     top = np.full(K, -np.inf)
     count = 0
     while count < budget:
@@ -135,8 +134,8 @@ def descend(lists, density, weight, K, left_out, scores, places, budget, off):
                 if score > top[K - 1]:
                     insert_value(score, top)
         depth[r] += STEP
-        bound += below[r] - level[r]
         level[r] = below[r]
+        bound = level.sum()  # anew: small levels would be lost in differences of large ones
         below[r] = weight[r] * density[lists[r, min(depth[r] + STEP, length - 1)], r]
         if top[K - 1] > TRUSTED and top[K - 1] * (1.0 - 2 * off) > bound * (1.0 + 2 * off):
             return count, True

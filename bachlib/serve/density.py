@@ -10,15 +10,14 @@ bit, and items with equal vectors tie and go by their number.
 
 from __future__ import annotations
 
-import math
 from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
-from numba import njit
+
+from bachlib.serve.kernels import EPS, rescore, shares
 
 Rule = Literal["power-spherical", "von-mises-fisher", "max over heads"]
-EPS = float(np.finfo(np.float64).eps)
 
 
 class Query(NamedTuple):
@@ -68,119 +67,6 @@ def log_sum_exp(x: Float[np.ndarray, "B k"]) -> Float[np.ndarray, " B"]:
 def rounding(d: int) -> float:
     """How far a float32 inner product of unit vectors may be from the exact one, in whatever order it was summed."""
     return (d + 4) * 2.0**-24 * 1.01
-
-
-# ------------------------------------------------------------------------------------------------ the score itself
-
-
-@njit(nogil=True, cache=True)
-def cosines(v, columns, out):
-    """out_r = ⟨u_r, v⟩, added up over the dimensions one after the other. v (d,) float32, columns (d, k) float64."""
-    d, k = columns.shape
-    if k == 8:  # the usual number: sums that stay in registers take half the time
-        a0 = a1 = a2 = a3 = a4 = a5 = a6 = a7 = 0.0
-        for j in range(d):
-            x = np.float64(v[j])
-            a0 += x * columns[j, 0]
-            a1 += x * columns[j, 1]
-            a2 += x * columns[j, 2]
-            a3 += x * columns[j, 3]
-            a4 += x * columns[j, 4]
-            a5 += x * columns[j, 5]
-            a6 += x * columns[j, 6]
-            a7 += x * columns[j, 7]
-        out[0], out[1], out[2], out[3], out[4], out[5], out[6], out[7] = a0, a1, a2, a3, a4, a5, a6, a7
-        return
-    out[:] = 0.0
-    for j in range(d):
-        x = np.float64(v[j])
-        for r in range(k):
-            out[r] += x * columns[j, r]
-
-
-@njit(nogil=True, cache=True)
-def item_terms(v, columns, log_weight, kappa, power, out):
-    """out_r = a_r + log ω_κ(⟨u_r, v⟩)."""
-    cosines(v, columns, out)
-    for r in range(len(out)):
-        t = out[r]
-        if power:
-            t = math.log(max(1.0 + t, EPS))  # 1 + t is as good as t itself: both come from sums of float64
-        out[r] = log_weight[r] + (kappa[r] * t if kappa[r] > 0.0 else 0.0)
-
-
-@njit(nogil=True, cache=True)
-def combined(terms, soft):
-    """The score of an item from its terms: log Σ exp, or the largest."""
-    top = terms[0]
-    for r in range(1, len(terms)):
-        top = max(top, terms[r])
-    if not soft or top == -np.inf:
-        return top
-    total = 0.0
-    for r in range(len(terms)):
-        total += math.exp(terms[r] - top)
-    return top + math.log(total)
-
-
-@njit(nogil=True, cache=True)
-def is_left_out(i, left_out, begin, end):
-    """Is i among left_out[begin:end], which ascends?"""
-    if begin == end:
-        return False
-    at = begin + np.searchsorted(left_out[begin:end], i)
-    return at < end and left_out[at] == i
-
-
-@njit(nogil=True, cache=True)
-def holds(found, i):
-    there = 0
-    for place in range(len(found)):
-        there += found[place] == i
-    return there > 0
-
-
-@njit(nogil=True, cache=True)
-def insert(score, i, scores, found):
-    """Put an item that is not there yet into a sorted list of the best (K,), unless all are better. Ties: by place."""
-    at = len(scores)
-    while at > 0 and (score > scores[at - 1] or (score == scores[at - 1] and i < found[at - 1])):
-        at -= 1
-        if at + 1 < len(scores):
-            scores[at + 1], found[at + 1] = scores[at], found[at]
-    if at < len(scores):
-        scores[at], found[at] = score, i
-
-
-@njit(nogil=True, cache=True)
-def rescore(users, places, items, columns, log_weight, kappa, power, soft, left_out, starts, scores, found):
-    """Score items (users[j], places[j]) and keep each user's best in `scores` and `found` (B, K).
-
-    Items in left_out[starts[u]:starts[u + 1]] are passed over.
-    """
-    terms = np.empty(columns.shape[2])
-    for j in range(len(places)):
-        u, i = users[j], places[j]
-        if not (is_left_out(i, left_out, starts[u], starts[u + 1]) or holds(found[u], i)):
-            item_terms(items[i], columns[u], log_weight[u], kappa[u], power, terms)
-            insert(combined(terms, soft), i, scores[u], found[u])
-
-
-@njit(nogil=True, cache=True)
-def shares(found, items, columns, log_weight, kappa, power, soft, out):
-    """out (B, K, k): how much of an item's score each head gives: γ_r (eq. 19), or 1 for the best head."""
-    terms = np.empty(out.shape[2])
-    for u in range(len(found)):
-        for place in range(found.shape[1]):
-            item_terms(items[found[u, place]], columns[u], log_weight[u], kappa[u], power, terms)
-            score = combined(terms, soft)
-            given = False
-            for r in range(len(terms)):
-                if soft:
-                    out[u, place, r] = math.exp(terms[r] - score)
-                else:
-                    out[u, place, r] = 1.0 if terms[r] == score and not given else 0.0
-                    given = given or terms[r] == score
 
 
 class Best:

@@ -31,6 +31,7 @@ def pi_from_context(model: TwoTower | Run, vectors: Float[np.ndarray, "B n d"]) 
     if not np.isfinite(vectors).all():
         raise BachError("a context should be vectors of finite numbers")
     tokens = torch.as_tensor(np.asarray(vectors, np.float32), device=model.device)
+    model.eval()
     return model.log_pi_of(tokens).double().softmax(-1).cpu().numpy()
 
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np  # noqa: F401  (its BLAS has to be there before the controller looks for it)
-from threadpoolctl import ThreadpoolController
+import threadpoolctl
 
-_pools = ThreadpoolController()
+_pools = threadpoolctl.ThreadpoolController()
 _lock = threading.Lock()
 _inside, _limit = 0, None
 
@@ -25,6 +25,7 @@ def one_core() -> Iterator[None]:
     global _inside, _limit
     with _lock:
         if _inside == 0:
+            _anybody()
             _limit = _pools.limit(limits=1, user_api="blas")
         _inside += 1
     try:
@@ -33,4 +34,13 @@ def one_core() -> Iterator[None]:
         with _lock:
             _inside -= 1
             if _inside == 0:
+                _anybody()
                 _limit.restore_original_limits()
+                _anybody()
+
+
+def _anybody() -> None:
+    """Whoever comes last gives the threads back: threadpoolctl would only listen to who came first."""
+    clear = getattr(getattr(threadpoolctl, "OpenBLASController", None), "clear_controlling_thread", None)
+    if clear is not None:
+        clear(force=True)

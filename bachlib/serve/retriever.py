@@ -85,6 +85,7 @@ class Retriever:
         self.model, self.users, self.settings, self.genres = model, Users(model), settings, genres
         self.rule = self.users.rule
         self.folder: Path | None = None
+        self.model_hash = store.model_hash(model)  # of the weights it is built with
         self._writing = threading.Lock()
 
     def choose(self, strategy: Strategy) -> None:
@@ -161,19 +162,20 @@ class Retriever:
         ]
         with one_core():
             catalogue.left_out(left_out, K)  # are there so many?
-            asked = self._asked(catalogue, histories, pi, user)
+            side = (catalogue, histories, pi, user)  # a codebook needs π only
+            asked = (None, self.users.weights(*side)) if catalogue.codebook is not None else self.users.query(*side)
+            K = int(K)
             if caps is None:
                 return self._search(catalogue, asked, K, left_out)
-            most = min(len(catalogue.numbers) - len(catalogue.places(np.unique(out))) for out in left_out)
-            return capped_slate(
-                lambda depth: self._search(catalogue, asked, depth, left_out), K, most, self.genres, caps
-            )
+            return joined([self._capped(catalogue, asked, row, K, left_out[row], caps) for row in range(B)])
 
-    def _asked(self, catalogue: Catalogue, histories, pi, user) -> tuple[Query | None, np.ndarray]:
-        """(what to look for, π); a codebook needs π only."""
-        if catalogue.codebook is not None:
-            return None, self.users.weights(catalogue, histories, pi, user)
-        return self.users.query(catalogue, histories, pi, user)
+    def _capped(self, catalogue: Catalogue, asked, row: int, K: int, left_out: np.ndarray, caps) -> Slate:
+        """One request with caps: how far down the ranking it has to go is its own affair."""
+        query, pi = asked
+        own = (query and query[row : row + 1], pi[row : row + 1])
+        most = len(catalogue.numbers) - len(catalogue.places(np.unique(left_out)))
+        search = lambda depth: self._search(catalogue, own, depth, [left_out])  # noqa: E731
+        return capped_slate(search, K, most, self.genres, caps, row)
 
     def _search(self, catalogue: Catalogue, asked: tuple[Query | None, np.ndarray], K: int, left_out) -> Slate:
         """By what the catalogue has been built for, some requests at a time."""
@@ -246,9 +248,11 @@ class Retriever:
 
     def save(self, folder: str | Path) -> Path:
         """Write the index; whoever has an older one of this folder open goes on with it (see `reload`)."""
-        about = {"strategy": self.strategy, "rule": self.rule, "settings": self.settings, "why": self.why}
+        if store.model_hash(self.model) != self.model_hash:
+            raise BachError("the model has changed since this index was built: build it anew, then save it")
         with self._writing:
-            self.folder = store.write(Path(folder), self.catalogue, about | {"model": store.model_hash(self.model)})
+            about = {"strategy": self.strategy, "rule": self.rule, "settings": self.settings, "why": self.why}
+            self.folder = store.write(Path(folder), self.catalogue, about | {"model": self.model_hash})
         return self.folder
 
     @classmethod
@@ -260,7 +264,7 @@ class Retriever:
         catalogue, about = store.read(Path(folder), verify)
         made = cls.__new__(cls)
         made._take(model, genres, **about["settings"])
-        store.check_model(folder, about, made.model)
+        store.check_model(folder, about, made.model_hash)
         made.strategy, made.why, made.catalogue, made.folder = about["strategy"], about["why"], catalogue, Path(folder)
         return made
 
@@ -270,7 +274,8 @@ class Retriever:
             raise BachError("this index was neither saved nor loaded: there is nothing to reload")
         fresh = Retriever.load(self.folder, self.model, genres=self.genres)
         with self._writing:
-            self.strategy, self.why, self.catalogue = fresh.strategy, fresh.why, fresh.catalogue
+            self.settings, self.strategy, self.why = fresh.settings, fresh.strategy, fresh.why
+            self.catalogue = fresh.catalogue
 
     def __repr__(self) -> str:
         return f"Retriever({self.strategy}, {len(self.catalogue.numbers):,} items, {self.rule}; {self.why})"

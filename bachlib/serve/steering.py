@@ -41,7 +41,7 @@ class Steering:
         pi = normalised(pi * factor, "boost and forbid")
         if self.set:
             pi = _with_shares(pi, self.set)
-        return _capped(pi, self.cap) if self.cap else pi
+        return _capped(pi, {**self.cap, **self.set}) if self.cap else pi  # what was set stays as it was set
 
     def _check(self, k: int) -> None:
         for name, kind in (("boost", Mapping), ("forbid", Sequence), ("set", Mapping), ("cap", Mapping)):

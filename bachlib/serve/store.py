@@ -1,6 +1,6 @@
 """An index on disk: generations of files, and a pointer to the one that counts. Needs no torch.
 
-    CURRENT             the name of the generation that counts, replaced in one rename
+    CURRENT             the generation that counts and the checksum of its meta.json, replaced in one rename
     gen-000007/         meta.json (strategy, settings, hash of the model, checksums) and the arrays, memory-mapped
 
 A new generation is written beside the old one and then pointed to. Who has the old one open goes on with it, also after
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from bachlib.serve.catalogue import Catalogue
 from bachlib.serve.codebook import CodebookArrays
 
 FORMAT = 1
+GENERATION = re.compile(r"gen-\d{6,}")
 CODEBOOK = [name for name in CodebookArrays._fields if name != "items"]
 
 
@@ -37,9 +39,11 @@ def model_hash(model: Any) -> str:
 
 def write(folder: Path, catalogue: Catalogue, about: dict[str, Any]) -> Path:
     """A new generation, and then the pointer to it; older ones but the last are removed."""
+    if folder.exists() and not folder.is_dir():
+        raise BachError(f"{folder} is a file; an index is a folder")
     folder.mkdir(parents=True, exist_ok=True)
     with only_one(folder.resolve()):
-        there = sorted(path.name for path in folder.glob("gen-*"))
+        there = sorted(path.name for path in folder.glob("gen-*") if GENERATION.fullmatch(path.name))
         name = f"gen-{int(there[-1][4:]) + 1 if there else 1:06d}"
         with whole_folder(folder / name) as new:
             arrays = {"vectors": catalogue.vectors, "numbers": catalogue.numbers}
@@ -55,36 +59,45 @@ def write(folder: Path, catalogue: Catalogue, about: dict[str, Any]) -> Path:
                 catalogue.index.save(new / "neighbours.faiss")
             files = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in new.iterdir()}
             (new / "meta.json").write_text(canonical_json({"format": FORMAT, **about, "files": files}))
-        write_text(folder / "CURRENT", name + "\n")
+        write_text(folder / "CURRENT", f"{name} {_sha256(folder / name / 'meta.json')}\n")
         for old in there[:-1]:
             shutil.rmtree(folder / old, ignore_errors=True)
     return folder
 
 
 def read(folder: Path, verify: bool = True) -> tuple[Catalogue, dict[str, Any]]:
-    """(the catalogue, memory-mapped; what was said of it)."""
-    if not (folder / "CURRENT").exists():
+    """(the catalogue, memory-mapped; what was said of it). Without `verify` a changed file of the same size passes."""
+    if not (folder / "CURRENT").is_file():
         raise BachError(f"{folder} is not an index (it has no CURRENT); write one with retriever.save")
-    where = folder / (folder / "CURRENT").read_text().strip()
-    try:
-        about = json.loads((where / "meta.json").read_text(encoding="utf-8"))
-        if about["format"] != FORMAT:
-            raise BachError(f"{where} has format {about['format']}, this version reads {FORMAT}; save it anew")
-        for name, file in about["files"].items():
-            if (size := (where / name).stat().st_size) != file["bytes"]:
-                raise BachError(f"{where / name} is damaged: {size:,} bytes instead of {file['bytes']:,}; {_ANEW}")
-            if verify and _sha256(where / name) != file["sha256"]:
-                raise BachError(f"{where / name} is damaged: its checksum is another; {_ANEW}")
-        arrays = [where / name for name in about["files"] if name.endswith(".npy")]
-        parts = {path.stem: np.asarray(np.load(path, mmap_mode="c")) for path in arrays}  # private if written to
-        vectors = parts["vectors"]
-        items = parts.get("items", vectors)
-        codebook = None
-        if about["strategy"] == "codebook":
-            codebook = CodebookArrays(**{part: parts[part] for part in CODEBOOK}, items=items)
-        catalogue = Catalogue(vectors, parts.get("tokens", vectors), parts["numbers"], items, codebook=codebook)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BachError(f"{where} is damaged ({type(error).__name__}: {error}); {_ANEW}") from None
+    while True:
+        current = (folder / "CURRENT").read_bytes()
+        try:
+            return _read(folder, current, verify)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            if (folder / "CURRENT").read_bytes() == current:  # else it was replaced, and swept away, while we read
+                raise BachError(f"{folder} is damaged ({type(error).__name__}: {error}); {_ANEW}") from None
+
+
+def _read(folder: Path, current: bytes, verify: bool) -> tuple[Catalogue, dict[str, Any]]:
+    name, checksum = current.decode().split()
+    where = folder / name
+    if _sha256(where / "meta.json") != checksum:
+        raise BachError(f"{where / 'meta.json'} is damaged: its checksum is another; {_ANEW}")
+    about = json.loads((where / "meta.json").read_text(encoding="utf-8"))
+    if about["format"] != FORMAT:
+        raise BachError(f"{where} has format {about['format']}, this version reads {FORMAT}; save it anew")
+    for name, file in about["files"].items():
+        if (size := (where / name).stat().st_size) != file["bytes"]:
+            raise BachError(f"{where / name} is damaged: {size:,} bytes instead of {file['bytes']:,}; {_ANEW}")
+        if verify and _sha256(where / name) != file["sha256"]:
+            raise BachError(f"{where / name} is damaged: its checksum is another; {_ANEW}")
+    arrays = [where / name for name in about["files"] if name.endswith(".npy")]
+    parts = {path.stem: np.asarray(np.load(path, mmap_mode="c")) for path in arrays}  # private if written to
+    vectors = parts["vectors"]
+    catalogue = Catalogue(vectors, parts.get("tokens", vectors), parts["numbers"], parts.get("items", vectors))
+    if about["strategy"] == "codebook":
+        arrays = {part: parts[part] for part in CODEBOOK}
+        catalogue = catalogue._replace(codebook=CodebookArrays(**arrays, items=catalogue.items))
     if about["strategy"] == "two-step":
         from bachlib.serve.twostep import Neighbours
 
@@ -92,8 +105,9 @@ def read(folder: Path, verify: bool = True) -> tuple[Catalogue, dict[str, Any]]:
     return catalogue, about
 
 
-def check_model(folder: str | Path, about: dict[str, Any], model: Any) -> None:
-    if (here := model_hash(model)) != about["model"]:
+def check_model(folder: str | Path, about: dict[str, Any], here: str) -> None:
+    """Is `here` the hash of the model the index was made with?"""
+    if here != about["model"]:
         raise BachError(
             f"{folder} is the index of another model (hash {about['model'][:12]} there, {here[:12]} here): its vectors "
             "and this model's users do not belong together. Load the run it was made with, or build a new index"

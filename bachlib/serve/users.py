@@ -9,8 +9,9 @@ from torch import Tensor
 
 from bachlib import BachError
 from bachlib.model.extractors import Capsules, ComiRecSA, SASRec
+from bachlib.model.towers import PiTable
 from bachlib.model.twotower import TwoTower
-from bachlib.serve.catalogue import Catalogue
+from bachlib.serve.catalogue import Catalogue, known_ids
 from bachlib.serve.density import Query, Rule
 from bachlib.serve.steering import Steering, checked_pi
 
@@ -19,10 +20,10 @@ Pi = Float[np.ndarray, "B k"]
 
 
 class Users:
-    """The user side of a model, in evaluation mode."""
+    """The user side of a model, always in evaluation mode: dropout would make slates random."""
 
     def __init__(self, model: TwoTower):
-        self.model = model.eval()
+        self.model = model
         self.rule: Rule = model.kernel.name if model.kernel else "max over heads"
         self._rows: tuple[np.ndarray | None, Tensor | None] = (None, None)
 
@@ -60,6 +61,8 @@ class Users:
 
     def _read(self, catalogue: Catalogue, histories: Histories, user) -> tuple[Tensor, Tensor | None, Tensor]:
         """What the towers take: the last n_hist items padded on the left, the user, the rows they are read from."""
+        if self.model.training:
+            self.model.eval()
         width = max(1, min(self.model.n_hist, max(map(len, histories))))
         padded = np.full((len(histories), width), -1)
         for row, ids in zip(padded, histories, strict=True):
@@ -67,7 +70,11 @@ class Users:
             row[width - len(last) :] = last
         if (known := self._rows)[0] is not catalogue.tokens:
             self._rows = known = (catalogue.tokens, torch.from_numpy(catalogue.tokens).to(self.model.device))
-        return torch.from_numpy(padded), None if user is None else torch.as_tensor(user), known[1]
+        if user is not None and isinstance(self.model.gate, PiTable):
+            user = torch.from_numpy(known_ids("user", np.atleast_1d(user), len(self.model.gate.logits)))
+        else:
+            user = None
+        return torch.from_numpy(padded), user, known[1]
 
     def _steered(self, log_pi: Tensor, pi: Pi | Steering | None) -> Pi:
         weights = log_pi.double().exp().cpu().numpy()

@@ -1,0 +1,237 @@
+"""The compiled loops of the scan and of the score. All in one file: numba keeps what it has compiled until *this* file
+changes, and a loop that was compiled with a function of another file would not notice that one's change.
+
+The score of an item is computed by the same operations in the same order wherever it is needed.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit
+
+EPS = float(np.finfo(np.float64).eps)
+BINS = 256  # of a head's table
+CHUNK = 512  # items between two looks at whether θ has risen
+
+
+# ------------------------------------------------------------------------------------------------ the score itself
+
+
+@njit(nogil=True, cache=True)
+def cosines(v, columns, out):
+    """out_r = ⟨u_r, v⟩, added up over the dimensions one after the other. v (d,) float32, columns (d, k) float64."""
+    d, k = columns.shape
+    if k == 8:  # the usual number: sums that stay in registers take half the time
+        a0 = a1 = a2 = a3 = a4 = a5 = a6 = a7 = 0.0
+        for j in range(d):
+            x = np.float64(v[j])
+            a0 += x * columns[j, 0]
+            a1 += x * columns[j, 1]
+            a2 += x * columns[j, 2]
+            a3 += x * columns[j, 3]
+            a4 += x * columns[j, 4]
+            a5 += x * columns[j, 5]
+            a6 += x * columns[j, 6]
+            a7 += x * columns[j, 7]
+        out[0], out[1], out[2], out[3], out[4], out[5], out[6], out[7] = a0, a1, a2, a3, a4, a5, a6, a7
+        return
+    out[:] = 0.0
+    for j in range(d):
+        x = np.float64(v[j])
+        for r in range(k):
+            out[r] += x * columns[j, r]
+
+
+@njit(nogil=True, cache=True)
+def item_terms(v, columns, log_weight, kappa, power, out):
+    """out_r = a_r + log ω_κ(⟨u_r, v⟩)."""
+    cosines(v, columns, out)
+    for r in range(len(out)):
+        t = out[r]
+        if power:
+            t = math.log(max(1.0 + t, EPS))  # 1 + t is as good as t itself: both come from sums of float64
+        out[r] = log_weight[r] + (kappa[r] * t if kappa[r] > 0.0 else 0.0)
+
+
+@njit(nogil=True, cache=True)
+def combined(terms, soft):
+    """The score of an item from its terms: log Σ exp, or the largest."""
+    top = terms[0]
+    for r in range(1, len(terms)):
+        top = max(top, terms[r])
+    if not soft or top == -np.inf:
+        return top
+    total = 0.0
+    for r in range(len(terms)):
+        total += math.exp(terms[r] - top)
+    return top + math.log(total)
+
+
+@njit(nogil=True, cache=True)
+def is_left_out(i, left_out, begin, end):
+    """Is i among left_out[begin:end], which ascends?"""
+    if begin == end:
+        return False
+    at = begin + np.searchsorted(left_out[begin:end], i)
+    return at < end and left_out[at] == i
+
+
+@njit(nogil=True, cache=True)
+def holds(found, i):
+    there = 0
+    for place in range(len(found)):
+        there += found[place] == i
+    return there > 0
+
+
+@njit(nogil=True, cache=True)
+def insert(score, i, scores, found):
+    """Put an item that is not there yet into a sorted list of the best (K,), unless all are better. Ties: by place."""
+    at = len(scores)
+    while at > 0 and (score > scores[at - 1] or (score == scores[at - 1] and i < found[at - 1])):
+        at -= 1
+        if at + 1 < len(scores):
+            scores[at + 1], found[at + 1] = scores[at], found[at]
+    if at < len(scores):
+        scores[at], found[at] = score, i
+
+
+@njit(nogil=True, cache=True)
+def rescore(users, places, items, columns, log_weight, kappa, power, soft, left_out, starts, scores, found):
+    """Score items (users[j], places[j]) and keep each user's best in `scores` and `found` (B, K).
+
+    Items in left_out[starts[u]:starts[u + 1]] are passed over.
+    """
+    terms = np.empty(columns.shape[2])
+    for j in range(len(places)):
+        u, i = users[j], places[j]
+        if not (is_left_out(i, left_out, starts[u], starts[u + 1]) or holds(found[u], i)):
+            item_terms(items[i], columns[u], log_weight[u], kappa[u], power, terms)
+            insert(combined(terms, soft), i, scores[u], found[u])
+
+
+@njit(nogil=True, cache=True)
+def shares(found, items, columns, log_weight, kappa, power, soft, out):
+    """out (B, K, k): how much of an item's score each head gives: γ_r (eq. 19), or 1 for the best head."""
+    terms = np.empty(out.shape[2])
+    for u in range(len(found)):
+        for place in range(found.shape[1]):
+            item_terms(items[found[u, place]], columns[u], log_weight[u], kappa[u], power, terms)
+            score = combined(terms, soft)
+            given = False
+            for r in range(len(terms)):
+                if soft:
+                    out[u, place, r] = math.exp(terms[r] - score)
+                else:
+                    out[u, place, r] = 1.0 if terms[r] == score and not given else 0.0
+                    given = given or terms[r] == score
+
+
+# ------------------------------------------------------------------------------------------------------- the scan
+
+
+@njit(nogil=True, cache=True, fastmath=True)
+def roughly(t, base, slope, out):
+    """out (B, b): the largest of base_r + slope_r t_r."""
+    b, B, k = t.shape
+    for i in range(b):
+        for u in range(B):
+            top = base[u, 0] + slope[u, 0] * t[i, u, 0]
+            for r in range(1, k):
+                top = max(top, base[u, r] + slope[u, r] * t[i, u, r])
+            out[u, i] = top
+
+
+@njit(nogil=True, cache=True)
+def fill_tables(log_weight, kappa, power, shift, slack, table):
+    """exp(term_r − shift) at the upper edge of each bin of the cosine, so at least what an item in the bin gives."""
+    B, k, n = table.shape
+    for j in range(n):
+        edge = min(2.0 * (j + 1) / BINS - 1.0, 1.0) + slack + 1e-5
+        log_omega = math.log1p(edge) if power else edge
+        for u in range(B):
+            for r in range(k):
+                term = log_weight[u, r] - shift[u] + kappa[u, r] * log_omega
+                table[u, r, j] = math.exp(min(term, 80.0)) * (1.0 + 1e-6) + 1e-30
+
+
+@njit(nogil=True, cache=True)
+def thresholds(theta, log_weight, kappa, power, soft, peak, order, slack, tau):
+    """tau_r, a little low: an item whose float32 cosines are all below cannot reach θ.
+
+    The parts are equal but for heads that cannot reach theirs even with an item right on them (`peak`): those give
+    what they can and are never asked, the others share the rest.
+    """
+    k = len(log_weight)
+    if not soft or theta == -np.inf:
+        tau[:] = theta - slack - 1e-6
+        return
+    theta -= 1e-9 * (1.0 + abs(theta))  # what equals θ may come in by its number
+    below, log_part = 0.0, np.inf
+    for place in range(k):
+        most = math.exp(min(peak[order[place]] - theta, 700.0))
+        part = (1.0 - below) / (k - place)
+        if most > part:
+            log_part = math.log(part)
+            break
+        below += most
+    for r in range(k):
+        needed = theta + log_part - log_weight[r]
+        if kappa[r] > 0.0:
+            t = needed / kappa[r]
+            if power:
+                t = math.expm1(min(t, 2.0))
+        else:
+            t = np.inf if needed > 0.0 else -np.inf
+        tau[r] = t - slack - 1e-6
+
+
+@njit(nogil=True, cache=True)
+def collect(t, tau, hits):
+    """Fill hits with the (item, user) whose cosines t (b, B, k) reach τ_r for some head; returns how many."""
+    b, B, k = t.shape
+    count = 0
+    for i in range(b):
+        for u in range(B):
+            passes = 0
+            for r in range(k):
+                passes += t[i, u, r] >= tau[u, r]
+            hits[count, 0], hits[count, 1] = i, u
+            count += passes > 0
+    return count
+
+
+@njit(nogil=True, cache=True)
+def sift(
+    t, begin, items, columns, log_weight, kappa, power, soft, peak, order, slack, table, shift, left_out, starts,
+    scores, found,
+):  # fmt: skip
+    """All three looks at a block of cosines t (b, B, k) whose first item is `begin`. Returns how many were scored."""
+    b, B, k = t.shape
+    K = scores.shape[1]
+    n_scored = 0
+    terms, tau, hits = np.empty(k), np.empty((B, k), np.float32), np.empty((CHUNK * B, 2), np.int64)
+    theta, enough = np.full(B, np.nan), np.empty(B)
+    for first in range(0, b, CHUNK):
+        for u in range(B):
+            if theta[u] != scores[u, K - 1]:
+                theta[u] = scores[u, K - 1]
+                thresholds(theta[u], log_weight[u], kappa[u], power, soft, peak[u], order[u], slack, tau[u])
+                enough[u] = math.exp(min(theta[u] - shift[u], 60.0)) * (1.0 - 1e-5)  # the table stops at 80
+        for hit in range(collect(t[first : first + CHUNK], tau, hits)):
+            i, u = first + hits[hit, 0], hits[hit, 1]
+            if soft:
+                total = 0.0
+                for r in range(k):
+                    place = int((t[i, u, r] + np.float32(1.0)) * np.float32(0.5 * BINS))
+                    total += table[u, r, min(max(place, 0), BINS + 1)]
+                if total < enough[u]:
+                    continue
+            if is_left_out(begin + i, left_out, starts[u], starts[u + 1]) or holds(found[u], begin + i):
+                continue
+            item_terms(items[begin + i], columns[u], log_weight[u], kappa[u], power, terms)
+            insert(combined(terms, soft), begin + i, scores[u], found[u])
+            n_scored += 1
+    return n_scored
