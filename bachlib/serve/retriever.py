@@ -83,8 +83,7 @@ class Retriever:
         if genres is not None and len(genres) < model.n_items:
             raise BachError(f"genres should hold those of each of {model.n_items:,} items; got {len(genres):,}")
         self.model, self.users, self.settings, self.genres = model, Users(model), settings, genres
-        self.rule = self.users.rule
-        self.folder: Path | None = None
+        self.rule, self.folder = self.users.rule, None
         self.model_hash = store.model_hash(model)  # of the weights it is built with
         self._writing = threading.Lock()
 
@@ -144,8 +143,8 @@ class Retriever:
 
     def recall(self, history: Any, K: int = 100) -> float:
         """The share of the exact slates that this retriever's slates hold: 1 unless lists are approximate."""
-        catalogue = self.catalogue
-        found, wanted = (self._answer(one, history, K).items for one in (catalogue, self.built(catalogue, "exact")))
+        both = (self.catalogue, self.built(self.catalogue, "exact"))
+        found, wanted = (self._answer(one, history, K).items for one in both)
         return float(np.mean([np.isin(a, b).mean() for a, b in zip(wanted, found, strict=True)]))
 
     def _answer(
