@@ -29,3 +29,11 @@ def real_data() -> Path:
     if not folder:
         pytest.skip("BACH_DATA_DIR is not set: real logs cannot be shipped with the project (see README)")
     return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def histories(world):
+    """Thirty users of the small world before their test items."""
+    import numpy as np
+
+    return world.history(np.arange(30), "test")

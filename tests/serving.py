@@ -4,7 +4,9 @@ import numpy as np
 import torch
 
 from bachlib.model import mixture
+from bachlib.model.methods import build
 from bachlib.model.sphere import KERNELS
+from bachlib.serve import Retriever
 from bachlib.serve.density import LeftOut, Query
 
 RULES = [*KERNELS, "max over heads"]
@@ -48,3 +50,21 @@ def ranked(scores, K, left_out=()):
 
 def nothing(B: int) -> LeftOut:
     return LeftOut.of([[]] * B)
+
+
+SMALL = {"d": 16, "ff": 16, "item_width": 16}
+
+
+def made(world, name="p-bach", strategy="exact", k=4, **settings):
+    return Retriever(perturbed(world, name, k), strategy, **settings)
+
+
+def perturbed(world, name, k=4, **params):
+    """A model whose weights are not the first ones: heads, π and κ differ from user to user."""
+    model = build(name, world, k, **SMALL, **params)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            size = parameter.std(correction=0).clamp(min=0.05)
+            parameter += 0.3 * size * torch.randn_like(parameter)
+    return model

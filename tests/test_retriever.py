@@ -1,56 +1,24 @@
-"""The retriever: every method by every strategy against brute force, input of all kinds, coming and going items."""
-
-import json
-import os
-import subprocess
-import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
+"""The retriever: every method by every strategy against brute force, input of all kinds, steering, caps, auto."""
 
 import numpy as np
 import pandas as pd
-import psutil
 import pytest
 import torch
-from serving import ranked
+from serving import SMALL, made, perturbed, ranked
 
 from bachlib import BachError
 from bachlib.evaluate import evaluate
 from bachlib.model.methods import METHODS, build
-from bachlib.model.svd import fold_in, pure_svd
 from bachlib.serve import Retriever, Steering, costs
 from bachlib.serve.density import brute_force
-from bachlib.serve.lean import CodebookServer
 from bachlib.train import fit
 from bachlib.train.validation import earlier_items
-
-SMALL = {"d": 16, "ff": 16, "item_width": 16}
-
-
-def made(world, name="p-bach", strategy="exact", k=4, **settings):
-    return Retriever(_model(world, name, k), strategy, **settings)
-
-
-def _model(world, name, k=4, **params):
-    """A model whose weights are not the first ones: heads, π and κ differ from user to user."""
-    model = build(name, world, k, **SMALL, **params)
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            size = parameter.std(correction=0).clamp(min=0.05)
-            parameter += 0.3 * size * torch.randn_like(parameter)
-    return model
-
-
-@pytest.fixture(scope="module")
-def histories(world):
-    return world.history(np.arange(30), "test")
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "mostpop"])
 def test_every_method_by_every_strategy(world, histories, name):
     """Slates against the model's own scores over the catalogue, sorted; the history left out."""
-    model = _model(world, name)
+    model = perturbed(world, name)
     items = model.items().double()
     with torch.no_grad():
         heads, log_pi, kappa = model.encode(histories)
@@ -79,7 +47,7 @@ def test_every_method_by_every_strategy(world, histories, name):
 
 
 def test_strategies_agree_to_the_bit(world, histories):
-    model = _model(world, "v-bach-global", 12)
+    model = perturbed(world, "v-bach-global", 12)
     slates = [Retriever(model, s, lists="exact").retrieve(histories, 40) for s in ("exact", "two-step", "codebook")]
     for slate in slates[1:]:
         np.testing.assert_array_equal(slate.items, slates[0].items)
@@ -252,7 +220,7 @@ def test_empty_histories_only_where_there_is_something_to_say(world):
 
 
 def test_vectors_that_are_not_numbers_are_refused(world):
-    model = _model(world, "p-bach")
+    model = perturbed(world, "p-bach")
     with torch.no_grad():
         model.item_tower.residual[2].bias[0] = torch.nan
     with pytest.raises(BachError, match="item vectors should be unit: row 0 has length nan"):
@@ -260,7 +228,7 @@ def test_vectors_that_are_not_numbers_are_refused(world):
 
 
 def test_a_free_pi_per_user_asks_who(world, histories):
-    retriever = Retriever(_model(world, "p-bach", pi="table"), "exact")
+    retriever = Retriever(perturbed(world, "p-bach", pi="table"), "exact")
     with pytest.raises(BachError, match="say who"):
         retriever.retrieve(histories[:2], 5)
     slate = retriever.retrieve(histories[:2], 5, user=[0, 1])
@@ -385,332 +353,3 @@ def test_auto_says_why(world, histories, monkeypatch):
     tried = made(world, strategy="auto")
     assert "two-step" in tried.why and "with recall" in tried.why
     np.testing.assert_array_equal(tried.retrieve(histories, 5).items[:, 0], small.retrieve(histories, 5).items[:, 0])
-
-
-# ------------------------------------------------------------------------------------------ items come and go
-
-
-@pytest.mark.parametrize(
-    ("name", "strategy"), [("p-bach", "exact"), ("p-bach", "two-step"), ("p-bach-global", "codebook")]
-)
-def test_items_come_and_go(world, histories, name, strategy):
-    retriever = made(world, name, strategy, lists="exact")
-    before = retriever.retrieve(histories, 10)
-    best = before.items[0, 0]
-    retriever.remove([best])
-    after = retriever.retrieve(histories, 10)
-    assert best not in after.items and after.certified.all()
-    np.testing.assert_array_equal(after.items[0, :9], before.items[0, 1:])
-    with_it = np.concatenate([histories[1][histories[1] >= 0][1:], [best]])
-    retriever.retrieve(with_it, 5)  # a history may still hold it
-    twin = retriever.catalogue.vectors[best]
-    (new,) = retriever.add(vectors=twin[None])
-    assert new == world.n_items
-    again = retriever.retrieve(histories, 10)
-    np.testing.assert_array_equal(again.items[0], np.where(before.items[0] == best, new, before.items[0]))
-    retriever.retrieve([[new]], 5)
-    with pytest.raises(BachError, match=f"there is no item {new + 1}"):
-        retriever.retrieve([[new + 1]], 5)
-    with pytest.raises(BachError, match="nothing would be left"):
-        retriever.remove(np.arange(new + 1))
-    with pytest.raises(BachError, match="16 dimensions; got 3"):
-        retriever.add(vectors=np.eye(3)[:1])
-    with pytest.raises(BachError, match="either rows"):
-        retriever.add()
-    with pytest.raises(BachError, match=r"rows should be \(n, 16\), as the item table's are; got \(2, 64\)"):
-        retriever.add(np.ones((2, 64)))
-    with pytest.raises(BachError, match=r"rows should be numbers, \(n, d\)"):
-        retriever.add("x")
-    with pytest.raises(BachError, match="divide each by its length"):
-        retriever.add(vectors=np.ones((1, 16)))
-
-
-def test_folded_rows_are_those_of_the_table(world):
-    """An item folded in from who liked it gets the row it has: V = Xᵀ U Σ⁻¹; so its vector is its own."""
-    svd, matrix = pure_svd(world, 16), world.matrix("train")
-    items = [5, 77, 301]
-    likers = [matrix[:, i].nonzero()[0] for i in items]
-    model = _model(world, "p-bach")
-    rows = fold_in(world, svd, likers)
-    np.testing.assert_allclose(rows, model.item_tower.table[items], atol=1e-4)
-    retriever = Retriever(model, "exact")
-    numbers = retriever.add(rows)
-    np.testing.assert_allclose(retriever.catalogue.vectors[numbers], retriever.catalogue.vectors[items], atol=1e-4)
-    with pytest.raises(BachError, match="nobody has liked"):
-        fold_in(world, svd, [[]])
-
-
-def test_frozen_rows_come_along(world, histories):
-    retriever = Retriever(_model(world, "p-bach", history="frozen"), "exact")
-    np.testing.assert_array_equal(retriever.retrieve(histories, 5).items[0], _by_score(retriever, histories)[:5])
-    numbers = retriever.add(retriever.model.item_tower.table[:2])
-    assert len(retriever.retrieve([numbers], 5).items[0]) == 5
-    with pytest.raises(BachError, match="give rows, not vectors"):
-        retriever.add(vectors=retriever.catalogue.vectors[:1])
-
-
-def _by_score(retriever, histories):
-    return ranked(retriever.model.score(histories[:1])[0].numpy(), 50, histories[0][histories[0] >= 0])
-
-
-# -------------------------------------------------------------------------------------------------------- keeping
-
-
-@pytest.mark.parametrize(
-    ("name", "strategy"), [("v-bach", "exact"), ("v-bach", "two-step"), ("v-bach-global", "codebook")]
-)
-def test_save_and_load(world, histories, tmp_path, name, strategy):
-    retriever = made(world, name, strategy)
-    retriever.remove([3, 5])
-    retriever.save(tmp_path / "index")
-    loaded = Retriever.load(tmp_path / "index", retriever.model)
-    assert loaded.strategy == strategy and loaded.settings == retriever.settings
-    a, b = retriever.retrieve(histories, 20), loaded.retrieve(histories, 20)
-    for field in ("items", "scores", "head_share", "certified", "exact_if_lists_are"):
-        np.testing.assert_array_equal(getattr(a, field), getattr(b, field))
-
-
-def test_another_model_is_refused(world, tmp_path):
-    made(world).save(tmp_path)
-    other = _model(world, "p-bach")
-    with torch.no_grad():
-        next(other.gate.parameters()).add_(1e-6)
-    with pytest.raises(BachError, match=r"index of another model \(hash \w{12} there, \w{12} here\)"):
-        Retriever.load(tmp_path, other)
-    with pytest.raises(BachError, match="index of another model"):
-        Retriever.load(tmp_path, build("v-bach", world, 4, **SMALL))
-
-
-@pytest.mark.parametrize("strategy", ["exact", "two-step", "codebook"])
-def test_damaged_files_are_refused(world, tmp_path, strategy):
-    retriever = made(world, "p-bach-global", strategy)
-    for damage in ("cut", "flipped", "missing", "meta"):
-        folder = retriever.save(tmp_path / damage)
-        (generation,) = folder.glob("gen-*")
-        largest = max(generation.glob("*.*"), key=lambda path: path.stat().st_size)
-        content = bytearray(largest.read_bytes())
-        if damage == "cut":
-            largest.write_bytes(content[: len(content) // 2])
-        elif damage == "flipped":
-            content[-1] ^= 1
-            largest.write_bytes(content)
-        elif damage == "missing":
-            largest.unlink()
-        else:
-            (generation / "meta.json").write_text("{")
-        with pytest.raises(BachError, match="damaged"):
-            Retriever.load(folder, retriever.model)
-    with pytest.raises(BachError, match="is not an index"):
-        Retriever.load(tmp_path / "nowhere", retriever.model)
-
-
-def test_an_index_of_changed_weights_is_not_saved(world, tmp_path):
-    retriever = made(world)
-    with torch.no_grad():
-        next(retriever.model.encoder.parameters()).add_(1e-3)
-    with pytest.raises(BachError, match="the model has changed since this index was built"):
-        retriever.save(tmp_path)
-    other = made(world)
-    other.save(tmp_path)
-    other.model.config = other.model.config | {"method": "v-bach"}
-    with pytest.raises(BachError, match="index of another model"):
-        Retriever.load(tmp_path, other.model)
-
-
-def test_what_is_said_of_an_index_cannot_be_changed(world, tmp_path):
-    folder = made(world, "p-bach-global", "codebook").save(tmp_path / "index")
-    (generation,) = folder.glob("gen-*")
-    text = (generation / "meta.json").read_text()
-    (generation / "meta.json").write_text(text.replace("power-spherical", "von-mises-fisher"))
-    with pytest.raises(BachError, match=r"meta\.json is damaged: its checksum is another"):
-        CodebookServer(folder)
-    for content in (b"\xff\xfe", b"gen-000001", b"", b"gen-000009 abc"):
-        (folder / "CURRENT").write_bytes(content)
-        with pytest.raises(BachError, match="is damaged"):
-            CodebookServer(folder)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(BachError, match="is a file; an index is a folder"):
-        made(world).save(tmp_path / "file")
-    (folder / "gen-foo").mkdir()
-    made(world).save(folder)
-
-
-def test_loading_while_another_saves(world, tmp_path):
-    """Generations are swept away while somebody reads: every load finds one, whole."""
-    writer = made(world, "p-bach-global", "codebook")
-    writer.save(tmp_path)
-    stop, failed = threading.Event(), []
-
-    def load() -> None:
-        while not stop.is_set():
-            try:
-                CodebookServer(tmp_path)
-            except BachError as error:
-                failed.append(str(error))
-
-    with ThreadPoolExecutor(2) as pool:
-        readers = [pool.submit(load) for _ in range(2)]
-        for _ in range(40):
-            writer.save(tmp_path)
-        stop.set()
-        for reader in readers:
-            reader.result()
-    assert not failed
-
-
-def test_a_reader_goes_on_while_the_index_is_replaced(world, histories, tmp_path):
-    """Another generation takes the place of the first; who has the old one open keeps it until `reload`."""
-    writer = made(world, "p-bach-global", "codebook")
-    writer.save(tmp_path)
-    reader = Retriever.load(tmp_path, writer.model)
-    before = reader.retrieve(histories, 10)
-    gone = before.items[0, 0]
-    for _ in range(3):  # old generations are swept away
-        writer.remove([gone])
-        writer.save(tmp_path)
-    assert len(list(tmp_path.glob("gen-*"))) == 2
-    np.testing.assert_array_equal(reader.retrieve(histories, 10).items, before.items)
-    reader.reload()
-    assert gone not in reader.retrieve(histories, 10).items
-    with pytest.raises(BachError, match="nothing to reload"):
-        made(world).reload()
-
-
-def test_a_saved_codebook_serves_without_torch(world, histories, tmp_path):
-    retriever = made(world, "p-bach-global", "codebook", k=6)
-    retriever.save(tmp_path / "index")
-    slate = retriever.retrieve(histories[:3], 10, keep_history=True)
-    np.save(tmp_path / "pi.npy", slate.pi)
-    code = f"""
-import sys, json, numpy as np
-sys.modules["torch"] = None  # any import of it fails
-from bachlib.serve.lean import CodebookServer
-server = CodebookServer({str(tmp_path / "index")!r})
-slate = server.retrieve(np.load({str(tmp_path / "pi.npy")!r}), K=10)
-mapped = [array.base is not None for array in server.catalogue.codebook]
-print(json.dumps([slate.items.tolist(), slate.scores.tolist(), slate.certified.all().item(), all(mapped)]))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    items, scores, certified, mapped = json.loads(done.stdout)
-    np.testing.assert_array_equal(items, slate.items)
-    np.testing.assert_array_equal(scores, slate.scores)
-    assert certified and mapped
-    made(world).save(tmp_path / "exact")
-    with pytest.raises(BachError, match="needs the model"):
-        CodebookServer(tmp_path / "exact")
-    server = CodebookServer(tmp_path / "index", verify=False)
-    with pytest.raises(BachError, match="pi should sum to 1"):
-        server.retrieve(np.ones(6))
-    assert server.retrieve(slate.pi[0], 5, exclude=slate.items[0, :2]).items[0, 0] == slate.items[0, 2]
-    for wrong in (0, -5, 2.5, "3", True):
-        with pytest.raises(BachError, match="K should be a whole number ≥ 1"):
-            server.retrieve(slate.pi[0], wrong)
-
-
-# -------------------------------------------------------------------------------------------------------- threads
-
-
-THREADS = """
-import threading, threadpoolctl
-from bachlib.serve.one_core import one_core
-
-def threads():
-    pools = threadpoolctl.threadpool_info()
-    return next(p["num_threads"] for p in pools if p["user_api"] == "blas")
-
-inside, leave, left, end, seen = threading.Barrier(2), *(threading.Event() for _ in range(3)), []
-
-def first():  # comes first, goes first, and lives on
-    with one_core():
-        inside.wait()
-        seen.append(threads())
-        leave.wait()
-    left.set()
-    end.wait()
-
-def later():
-    with one_core():
-        seen.append(threads())
-
-before = threads()
-worker = threading.Thread(target=first)
-worker.start()
-try:
-    with one_core():
-        inside.wait()
-        leave.set()
-        left.wait()
-        seen.append(threads())
-        raise ValueError("on the way")
-except ValueError:
-    pass
-seen.append(threads())
-another = threading.Thread(target=later)
-another.start()
-another.join()
-seen.append(threads())
-end.set()
-print(before, *seen)
-"""
-
-
-def test_numpy_has_its_threads_back():
-    """Also if the first to come is not the last to go, from any thread, and after an error."""
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "2"}
-    done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, env=environment, check=True)
-    assert done.stdout.split() == ["2", "1", "1", "2", "1", "2"]
-
-
-def test_100_000_requests_from_several_threads(world, histories):
-    """The same answers as one thread gives, to the bit, and no more memory in the end than after a warm-up."""
-    retriever = made(world, "p-bach-global", "codebook", k=8)
-    by_pi = retriever.retrieve(histories, 5).pi
-    wanted = {("pi", u): retriever.retrieve([], 5, pi=by_pi[u]) for u in range(30)}
-    wanted |= {("history", u): retriever.retrieve(histories[u], 5) for u in range(30)}
-
-    def ask(n: int) -> bool:
-        kind, u = ("history" if n % 8 == 0 else "pi"), n // 8 % 30
-        slate = retriever.retrieve(histories[u], 5) if kind == "history" else retriever.retrieve([], 5, pi=by_pi[u])
-        other = wanted[kind, u]
-        return bool(
-            (slate.items == other.items).all() and (slate.scores == other.scores).all() and slate.certified.all()
-        )
-
-    def some(worker: int, first: int, last: int) -> bool:
-        return all(ask(n) for n in range(first + worker, last, 4))
-
-    process, sizes = psutil.Process(), []
-    with ThreadPoolExecutor(4) as pool:
-        for first, last in ((0, 20_000), (20_000, 100_000)):
-            assert all(pool.map(lambda w, f=first, n=last: some(w, f, n), range(4)))
-            sizes.append(process.memory_info().rss / 1e6)
-    assert sizes[1] - sizes[0] < 20, f"{sizes[1] - sizes[0]:.0f} MB more after another 80,000 requests"
-
-
-@pytest.mark.parametrize(("name", "strategy"), [("p-bach", "exact"), ("all-multihead", "two-step")])
-def test_readers_and_a_writer(world, histories, name, strategy):
-    """Requests while items come and go: each sees one catalogue, whole."""
-    retriever = made(world, name, strategy)
-    best = retriever.retrieve(histories, 5)
-    gone = int(best.items[0, 0])
-    wanted = [best.items]
-    retriever.remove([gone])
-    wanted.append(retriever.retrieve(histories, 5).items)
-    bare, less = made(world, name, strategy).catalogue, retriever.catalogue
-    stop, seen = threading.Event(), set()
-
-    def read() -> None:
-        while not stop.is_set():
-            items = retriever.retrieve(histories, 5).items
-            seen.add(next((n for n, other in enumerate(wanted) if (items == other).all()), -1))
-
-    with ThreadPoolExecutor(3) as pool:
-        readers = [pool.submit(read) for _ in range(3)]
-        for n in range(60):
-            retriever.catalogue = bare if n % 2 else less
-            stop.wait(0.02)
-        stop.set()
-        for reader in readers:
-            reader.result()
-    assert seen == {0, 1}
