@@ -1,6 +1,6 @@
 """The score of one item, in float64 and always by the same operations; and what bounds it. Needs no torch.
 
-    mixture         m(i | u) = Σ_r π_r C_d(κ_r) ω_κ(⟨u_r, v_i⟩)  (eq. 23), as log m: the sum of terms a_r + log ω_κ(t_r)
+    mixture         m(i | u) = Σ_r π_r C_d(κ_r) ω_κ(⟨u_r, v_i⟩)  (eq. 23), as log m = log Σ_r exp(a_r + log ω_κ(t_r))
     max over heads  max_r ⟨u_r, v_i⟩  (eq. 8)
 
 Every way of serving ends here: a scan, a graph or a cached list only decides *which* items are scored. The score of an
