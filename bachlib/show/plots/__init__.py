@@ -1,6 +1,7 @@
 """Every figure of the workbook as a pure function that returns a plotly figure; widgets only wrap these.
 
-One colour per head or interest everywhere (`COLOURS`, colour-blind safe). Titles say the finding.
+One colour per head or interest everywhere (`COLOURS`, colour-blind safe). Titles say the finding. `use("dark")` shows
+all of them for a dark page.
 """
 
 from bachlib.show.plots.data import bars, funnel, long_tail, proportions, sequence_lengths, spectrum, timeline, windows
@@ -12,6 +13,17 @@ from bachlib.show.plots.evaluate import (
     recall_curves,
     trap_changes,
     wins_and_losses,
+)
+from bachlib.show.plots.heads import (
+    head_lift,
+    history_strip,
+    kappa_and_tightness,
+    map_of_items,
+    pi_admixture,
+    pi_before_after,
+    pi_ternary,
+    recovered_interests,
+    slate_by_head,
 )
 from bachlib.show.plots.serve import (
     adversary,
@@ -30,7 +42,7 @@ from bachlib.show.plots.sphere import (
     mixture_on_sphere,
     sphere,
 )
-from bachlib.show.plots.style import COLOURS, colour
+from bachlib.show.plots.style import COLOURS, colour, dark, use
 from bachlib.show.plots.train import (
     collapse_race,
     elbo_terms,
@@ -50,6 +62,7 @@ __all__ = [
     "collapse_race",
     "colour",
     "cosine_of_samples",
+    "dark",
     "elbo_terms",
     "elbo_waterfall",
     "funnel",
@@ -58,28 +71,38 @@ __all__ = [
     "gap_against_kappa",
     "gradient_heads",
     "gradient_shares",
+    "head_lift",
     "head_usage",
     "heads_and_interests",
+    "history_strip",
+    "kappa_and_tightness",
     "kappa_trajectories",
     "kernels_against_cosine",
     "kernels_matched",
     "log_normalizers",
     "long_tail",
+    "map_of_items",
     "mixture_on_sphere",
     "paper_and_ours",
     "pareto",
+    "pi_admixture",
+    "pi_before_after",
     "pi_recovered",
     "pi_slopes",
+    "pi_ternary",
     "proportions",
     "recall_and_cost",
     "recall_curves",
+    "recovered_interests",
     "rows_looked_at",
     "sequence_lengths",
+    "slate_by_head",
     "slate_slopes",
     "spectrum",
     "sphere",
     "timeline",
     "trap_changes",
+    "use",
     "windows",
     "wins_and_losses",
 ]

@@ -10,7 +10,7 @@ import torch
 from plotly.subplots import make_subplots
 
 from bachlib.model import mixture
-from bachlib.show.plots.style import COLOURS, GREY, INK, colour
+from bachlib.show.plots.style import BALL, COLOURS, GREY, INK, colour
 
 DASHES = {"power-spherical": "solid", "von-mises-fisher": "dash"}
 NO_AXES = {axis: {"visible": False} for axis in ("xaxis", "yaxis", "zaxis")} | {"aspectmode": "data"}
@@ -144,7 +144,7 @@ def sphere(
     bx, by, bz = (0.97 * axis for axis in ball_grid(40))
     figure.add_surface(
         x=bx, y=by, z=bz,
-        colorscale=[[0, "#F4F6F8"], [1, "#F4F6F8"]], showscale=False, hoverinfo="skip",
+        colorscale=[[0, BALL], [1, BALL]], showscale=False, hoverinfo="skip",
         lighting={"ambient": 0.95, "diffuse": 0.2},
     )  # fmt: skip
     for r, name in enumerate(names):

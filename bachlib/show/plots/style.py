@@ -1,42 +1,100 @@
-"""How the figures look: one colour per head or interest everywhere, colour-blind safe."""
+"""How the figures look: one colour per head or interest everywhere, colour-blind safe, in light and in dark.
+
+Figures are made light. `dark` turns one into its dark twin, colour by colour; `use("dark")` does so for everything a
+notebook shows from then on. The page of a report does the same with the same table (`DARK`) in the reader's browser.
+"""
 
 from __future__ import annotations
 
+import html
+from typing import Any, Literal
+
 import plotly.graph_objects as go
 import plotly.io as pio
+from plotly.io.base_renderers import MimetypeRenderer
 
-# Okabe–Ito, then Tol's muted scheme
+# Okabe–Ito (its yellow darkened: it is not seen on white), then Tol's muted scheme
 COLOURS = """
-    #0072B2 #E69F00 #009E73 #CC79A7 #56B4E9 #D55E00 #F0E442 #882255
-    #44AA99 #332288 #DDCC77 #117733 #AA4499 #999933 #88CCEE #661100
+    #0072B2 #E69F00 #009E73 #CC79A7 #56B4E9 #D55E00 #A89A00 #882255
+    #44AA99 #332288 #BFA64A #117733 #AA4499 #808020 #6FB1D6 #661100
 """.split()
-INK, GREY, LIGHT = "#222222", "#767676", "#E5E5E5"
+INK, GREY, LIGHT, PAPER, BALL = "#222222", "#707070", "#E5E5E5", "#FFFFFF", "#F4F6F8"
 
+# what a colour of the light figures becomes in the dark: the same hue, light enough to be seen
+DARK = {
+    INK: "#ECECEC", GREY: "#A0A0A0", LIGHT: "#3A3F46", PAPER: "#16191D", BALL: "#2A2F36",
+    "#0072B2": "#3D9BDC", "#882255": "#D5679C", "#332288": "#8C7FE0", "#117733": "#3FA866", "#661100": "#CC6B50",
+    "#AA4499": "#CF6CBE", "#808020": "#B0B040", "#A89A00": "#D8C93A",
+}  # fmt: skip
+
+_title = {"font": {"size": 17}, "x": 0, "xref": "paper", "yanchor": "bottom", "y": 1, "yref": "paper", "pad": {"b": 14}}
 pio.templates["bach"] = go.layout.Template(
     layout={
         "font": {"family": "system-ui, sans-serif", "size": 14, "color": INK},
-        "title": {
-            "font": {"size": 17},
-            "x": 0,
-            "xref": "paper",
-            "yanchor": "bottom",
-            "y": 1,
-            "yref": "paper",
-            "pad": {"b": 14},
-        },
-        "paper_bgcolor": "white",
-        "plot_bgcolor": "white",
+        "title": _title,
+        "paper_bgcolor": PAPER,
+        "plot_bgcolor": PAPER,
         "xaxis": {"gridcolor": LIGHT, "zeroline": False, "automargin": True},
         "yaxis": {"gridcolor": LIGHT, "zeroline": False, "automargin": True},
+        "ternary": {"bgcolor": PAPER} | {axis: {"gridcolor": LIGHT, "linecolor": GREY} for axis in ("aaxis", "baxis", "caxis")},
         "colorway": COLOURS,
+        "hoverlabel": {"font": {"size": 13}},
         "margin": {"l": 60, "r": 20, "t": 60, "b": 50},
         "width": 860,
         "height": 400,
     }
-)
+)  # fmt: skip
 pio.templates.default = "bach"
-pio.renderers.default = "plotly_mimetype"  # data only: the other renderers store megabytes of script in the notebook
 
 
 def colour(r: int) -> str:
     return COLOURS[r % len(COLOURS)]
+
+
+def label(text: Any, longest: int = 34) -> str:
+    """A title of somebody's catalogue as figures can show it: not too long, and never taken for markup."""
+    text = " ".join(str(text).split())
+    return html.escape(text if len(text) <= longest else text[: longest - 1].rstrip() + "…")
+
+
+def recoloured(part: Any) -> Any:
+    """A figure's JSON with every colour of the light figures replaced by its dark twin."""
+    if isinstance(part, dict):
+        return {key: recoloured(value) for key, value in part.items()}
+    if isinstance(part, list | tuple):
+        return [recoloured(value) for value in part]
+    if isinstance(part, str):
+        return _BY_NAME.get(part.lower(), part)
+    return part
+
+
+_BY_NAME = {light.lower(): dark for light, dark in DARK.items()}
+
+
+def dark(figure: go.Figure) -> go.Figure:
+    """The same figure for a dark page."""
+    return go.Figure(recoloured(figure.to_dict()))
+
+
+class _Dark(MimetypeRenderer):
+    """Every figure that is shown as its dark twin; what the figure is stays as it was made."""
+
+    def to_mimebundle(self, fig_dict: dict) -> dict:
+        return {"application/vnd.plotly.v1+json": recoloured(fig_dict)}
+
+
+pio.renderers["bach-dark"] = _Dark()
+
+
+def use(theme: Literal["light", "dark"]) -> None:
+    """Show all figures and widgets of this session light or dark."""
+    # data only: the other renderers store megabytes of script in the notebook
+    pio.renderers.default = {"light": "plotly_mimetype", "dark": "bach-dark"}[theme]
+
+
+def themed(figure: go.Figure) -> go.Figure:
+    """For widgets: the figure as `use` wants it."""
+    return dark(figure) if pio.renderers.default == "bach-dark" else figure
+
+
+use("light")

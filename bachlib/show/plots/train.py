@@ -7,7 +7,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from bachlib.show.plots.style import COLOURS, GREY, LIGHT, colour
+from bachlib.show.plots.style import COLOURS, GREY, LIGHT, PAPER, colour
 
 Histories = dict[str, pd.DataFrame]
 
@@ -143,7 +143,7 @@ def heads_and_interests(
     shown = np.argsort(-truth)
     figure = go.Figure(
         go.Heatmap(
-            z=values[:, shown], x=[names[j] for j in shown], y=rows, colorscale=[[0, "white"], [1, COLOURS[0]]],
+            z=values[:, shown], x=[names[j] for j in shown], y=rows, colorscale=[[0, PAPER], [1, COLOURS[0]]],
             zmin=0, zmax=1, colorbar={"title": "share", "tickformat": ".0%"},
             text=[[f"{v:.0%}" if v > 0.1 else "" for v in row] for row in values[:, shown]], texttemplate="%{text}",
         )

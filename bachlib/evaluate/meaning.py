@@ -1,0 +1,69 @@
+"""What heads stand for, in words: which genres a head likes more than people do on average, and a name made of these.
+
+A head's softmax over the catalogue (eq. 12) gives p_r(g), the share of its items that have genre g; p(g) is that share
+among all training likes. The ratio p_r(g) / p(g) is the lift. A name is the genre that sets the head apart most,
+p_r(g) log(p_r(g) / p(g)), with the next one where that tells about as much.
+
+Heads of one user mean that user's interests. Over users only a codebook's heads are the same; the heads of a personal
+model share a slot, and a slot may mean something else for everybody: then its name says that it is mixed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from bachlib.data import Dataset
+from bachlib.evaluate.ranking import genre_matrix
+
+MIXED = "mixed"
+TELLS = 0.12  # nats that a genre has to set a head apart by to lend it its name
+
+
+class Genres(NamedTuple):
+    names: list[str]
+    member: Float[np.ndarray, "n g"]  # 1 where an item has the genre
+    likes: Float[np.ndarray, " g"]  # share of the training likes that have it
+
+    @property
+    def first(self) -> Int[np.ndarray, " n"]:
+        """One genre of each item, the rarest it has; −1 for an item without any."""
+        rarest = np.where(self.member > 0, -self.likes, -np.inf).argmax(1) if len(self.names) else 0
+        return np.where(self.member.any(1), rarest, -1)
+
+
+def genres_of(dataset: Dataset) -> Genres:
+    """The genres of a data set; none where its log has none."""
+    member = genre_matrix(dataset)
+    names = sorted({str(name) for row in dataset.items.get("genres", []) for name in row})
+    count = np.asarray(dataset.matrix("train").sum(0)).ravel()
+    return Genres(names, member, count @ member / max(1.0, count.sum()))
+
+
+def over_users(of_heads: Float[np.ndarray, "U k g"], pi: Float[np.ndarray, "U k"]) -> Float[np.ndarray, "k g"]:
+    """What head r stands for over many users, each with the weight π_u^(r)."""
+    weight = pi / np.maximum(pi.sum(0), 1e-12)
+    return np.einsum("uk,ukg->kg", weight, of_heads)
+
+
+def lift(share: Float[np.ndarray, "k g"], likes: Float[np.ndarray, " g"]) -> Float[np.ndarray, "k g"]:
+    """How many times as often a genre is among a head's items as among all likes."""
+    return share / np.maximum(likes, 1e-12)
+
+
+def head_names(share: Float[np.ndarray, "k g"], genres: Genres) -> list[str]:
+    """A name for each head; the second of two heads with one name gets a number."""
+    if not genres.names:
+        return [f"head {r}" for r in range(len(share))]
+    tells = share * np.log(np.maximum(lift(share, genres.likes), 1e-12))
+    given: list[str] = []
+    for row in tells:
+        first, *rest = np.argsort(-row)
+        name = genres.names[first] if row[first] > TELLS else MIXED
+        if name != MIXED and rest and row[rest[0]] > max(TELLS, 0.6 * row[first]):
+            name += f" + {genres.names[rest[0]]}"
+        same = sum(other.split(" #")[0] == name for other in given)
+        given.append(f"{name} #{same + 1}" if same else name)
+    return given

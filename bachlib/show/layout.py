@@ -1,0 +1,60 @@
+"""Where items and heads stand on a map: UMAP on the sphere's cosine, kept in outputs/layouts once it is computed."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+
+import numpy as np
+from jaxtyping import Float
+
+from bachlib import BachError
+from bachlib.records import output_dir, whole_folder
+
+SETTINGS = {"n_neighbors": 15, "min_dist": 0.25, "metric": "cosine"}
+
+
+def layout(
+    items: Float[np.ndarray, "n d"], heads: Float[np.ndarray, "m d"], seed: int = 0
+) -> tuple[Float[np.ndarray, "n 2"], Float[np.ndarray, "m 2"]]:
+    """Places of the items, and of heads among the items nearest to them.
+
+    Neighbours are items only: a head stands where its items are, and does not draw other heads to it. The same vectors, settings and seed are computed once; after that they are read.
+    """
+    items, heads = (np.ascontiguousarray(x, np.float32) for x in (items, heads))
+    if items.ndim != 2 or len(items) < 5 or heads.ndim != 2 or heads.shape[1] != items.shape[1]:
+        raise BachError(f"a map wants at least 5 items (n, d) and heads (m, d); got {items.shape} and {heads.shape}")
+    key = hashlib.sha256(items.tobytes() + heads.tobytes() + repr((sorted(SETTINGS.items()), seed)).encode())
+    folder = output_dir("layouts", key.hexdigest()[:16])
+    if not folder.exists():
+        places = _umap(items, heads, seed)
+        with whole_folder(folder) as new:
+            np.savez(new / "layout.npz", items=places[0], heads=places[1])
+    with np.load(folder / "layout.npz") as kept:
+        return kept["items"], kept["heads"]
+
+
+def _umap(items: np.ndarray, heads: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    import umap  # late: it compiles for seconds
+
+    settings = SETTINGS | {"n_neighbors": min(SETTINGS["n_neighbors"], len(items) - 1)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a seed means one thread, that nothing can be put onto the map later
+        fitted = umap.UMAP(
+            **settings, random_state=seed, precomputed_knn=(*_neighbours(items, heads, settings["n_neighbors"]), None)
+        ).fit(np.concatenate([items, heads]))
+    return fitted.embedding_[: len(items)], fitted.embedding_[len(items) :]
+
+
+def _neighbours(items: np.ndarray, heads: np.ndarray, m: int) -> tuple[np.ndarray, np.ndarray]:
+    """Itself and the m − 1 nearest *items* of each item and head, with their distances 1 − cosine, exactly."""
+    rows, found = np.concatenate([items, heads]), []
+    for first in range(0, len(rows), 2048):
+        cosine = rows[first : first + 2048] @ items.T
+        own = np.arange(first, min(first + 2048, len(rows)))
+        cosine[own[own < len(items)] - first, own[own < len(items)]] = -np.inf
+        near = np.argpartition(-cosine, m - 2, axis=1)[:, : m - 1]
+        near = np.take_along_axis(near, np.argsort(-np.take_along_axis(cosine, near, 1), axis=1), 1)
+        distance = np.maximum(1 - np.take_along_axis(cosine, near, 1), 0)
+        found.append((np.column_stack([own, near]), np.column_stack([np.zeros(len(own)), distance])))
+    return np.concatenate([f[0] for f in found]), np.concatenate([f[1] for f in found]).astype(np.float32)

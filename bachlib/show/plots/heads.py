@@ -1,0 +1,300 @@
+"""Figures of heads and π_u: what a head stands for, who has how much of which, and what each head brings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+from jaxtyping import Float, Int
+
+from bachlib.show.plots.style import COLOURS, GREY, INK, LIGHT, PAPER, colour, label
+
+BLUE_TO_ORANGE = [[0, COLOURS[0]], [0.5, PAPER], [1, COLOURS[5]]]
+
+
+def map_of_items(
+    items: Float[np.ndarray, "n 2"],
+    item_head: Int[np.ndarray, " n"],
+    hover: Sequence[str],
+    heads: Float[np.ndarray, "k 2"],
+    names: Sequence[str],
+    weight: Float[np.ndarray, " k"],
+    top: Sequence[Sequence[int]] = (),
+    regions: dict[str, Float[np.ndarray, " 2"]] | None = None,
+    history: Sequence[int] = (),
+    title: str | None = None,
+) -> go.Figure:
+    """Items in the colour of the head that explains them best, heads as stars sized by π and joined to their items.
+
+    `hover`: a text per item; `top`: places of each head's first items; `regions`: words on the map; `history`: items to
+    mark with a ring. A head that explains no item and has no weight is left out of the legend, not of the map.
+    """
+    figure = go.Figure()
+    Dots = go.Scattergl if len(items) > 15_000 else go.Scatter
+    for r, name in enumerate(names):
+        at = np.flatnonzero(item_head == r)
+        figure.add_trace(
+            Dots(
+                x=items[at, 0], y=items[at, 1], mode="markers", name=label(name), legendgroup=str(r),
+                showlegend=False, text=[hover[i] for i in at], hovertemplate=f"%{{text}}<extra>{label(name)}</extra>",
+                marker={"size": 4, "opacity": 0.45, "color": colour(r)},
+            )
+        )  # fmt: skip
+    for r, places in enumerate(top):
+        ends = items[np.asarray(places, int)]
+        x, y = (np.column_stack([np.full(len(ends), heads[r, a]), ends[:, a], np.full(len(ends), np.nan)]).ravel()
+                for a in (0, 1))  # fmt: skip
+        figure.add_scatter(
+            x=x, y=y, mode="lines", line={"color": colour(r), "width": 1}, opacity=0.6, hoverinfo="skip",
+            legendgroup=str(r), showlegend=False,
+        )  # fmt: skip
+    if len(history):
+        ring = items[np.asarray(history, int)]
+        figure.add_scatter(
+            x=ring[:, 0], y=ring[:, 1], mode="markers", name="history", hoverinfo="skip",
+            marker={"symbol": "circle-open", "size": 9, "color": INK, "line": {"width": 1.5}},
+        )  # fmt: skip
+    for r, name in enumerate(names):
+        figure.add_scatter(
+            x=[heads[r, 0]], y=[heads[r, 1]], mode="markers", name=f"{r} · {label(name, 24)}", legendgroup=str(r),
+            marker={"symbol": "star", "size": 9 + 34 * float(np.sqrt(weight[r])), "color": colour(r),
+                    "line": {"color": INK, "width": 1.5}},
+            hovertemplate=f"head {r} · {label(name)}: {weight[r]:.1%} of π<extra></extra>",
+        )  # fmt: skip
+    for word, (x, y) in (regions or {}).items():
+        figure.add_annotation(
+            x=x, y=y, text=label(word), showarrow=False, font={"size": 13, "color": INK}, bgcolor=PAPER, opacity=0.75,
+            borderpad=1,
+        )  # fmt: skip
+    figure.update_xaxes(visible=False)
+    figure.update_yaxes(visible=False, scaleanchor="x", scaleratio=1)
+    biggest = int(np.argmax(weight))
+    text = (
+        title
+        or f"Where the {len(names)} heads stand; the largest, {label(names[biggest])}, has {weight[biggest]:.0%} of π"
+    )
+    return figure.update_layout(
+        title=text, height=620, margin={"l": 10, "r": 10, "b": 10},
+        legend={"itemsizing": "constant", "font": {"size": 12}, "title": {"text": "heads, sized by π"}},
+    )  # fmt: skip
+
+
+def head_lift(
+    lift: Float[np.ndarray, "k g"], names: Sequence[str], genres: Sequence[str], cells: bool = True
+) -> go.Figure:
+    """Head × genre: how many times as often a genre is among a head's items as among all likes; by doublings."""
+    z = np.clip(np.log2(np.maximum(lift, 1e-9)), -3, 3)
+    text = [[f"{v:.1f}" if v >= 1.5 else "" for v in row] for row in lift]
+    ticks = [-3, -2, -1, 0, 1, 2, 3]
+    figure = go.Figure(
+        go.Heatmap(
+            z=z, x=[label(g, 18) for g in genres], y=[f"{r} · {label(name, 26)}" for r, name in enumerate(names)],
+            customdata=lift, colorscale=BLUE_TO_ORANGE, zmid=0, zmin=-3, zmax=3, xgap=1, ygap=1,
+            text=text if cells else None, texttemplate="%{text}" if cells else None, textfont={"size": 11},
+            hovertemplate="%{y}<br>%{x}: × %{customdata:.2f}<extra></extra>",
+            colorbar={"title": "lift", "tickvals": ticks, "ticktext": [f"× {2.0**t:g}" for t in ticks]},
+        )
+    )  # fmt: skip
+    r, g = np.unravel_index(np.argmax(lift), lift.shape)
+    figure.update_yaxes(autorange="reversed", showgrid=False)
+    figure.update_xaxes(tickangle=-40, showgrid=False)
+    what = f"Head {r} has {label(genres[g])} {lift[r, g]:.1f} times as often as people's likes have it"
+    return figure.update_layout(title=what, height=max(400, 190 + 24 * len(names)))
+
+
+def pi_ternary(pi: Float[np.ndarray, "U 3"], names: Sequence[str], hover: Sequence[str] | None = None) -> go.Figure:
+    """Users with three heads as points of a triangle, coloured by the head that has most of them."""
+    figure, first = go.Figure(), pi.argmax(1)
+    for r, name in enumerate(names):
+        at = first == r
+        figure.add_scatterternary(
+            a=pi[at, 0], b=pi[at, 1], c=pi[at, 2], mode="markers", name=f"mostly {label(name)}",
+            marker={"size": 6, "opacity": 0.6, "color": colour(r)},
+            text=None if hover is None else [hover[u] for u in np.flatnonzero(at)],
+            hovertemplate="%{text}" * (hover is not None) + "<br>%{a:.2f} · %{b:.2f} · %{c:.2f}<extra></extra>",
+        )  # fmt: skip
+    inside = float((pi.max(1) < 0.8).mean())
+    for axis, name in zip(("aaxis", "baxis", "caxis"), names, strict=True):
+        figure.update_ternaries(
+            {axis: {"title": {"text": label(name, 26)}, "tickformat": ".0%", "tickfont": {"size": 11}}}
+        )
+    return figure.update_layout(
+        title={"text": f"{inside:.0%} of the users have no head with 80% of their π", "pad": {"b": 34}}, height=520,
+        margin={"t": 100, "b": 50},
+    )  # fmt: skip
+
+
+def pi_admixture(
+    pi: Float[np.ndarray, "U k"], cluster: Int[np.ndarray, " U"], names: Sequence[str], most: int = 300
+) -> go.Figure:
+    """Each user a thin column of their π_u, users of a cluster side by side: the picture of an admixture.
+
+    With more than `most` users every n-th of each cluster is drawn.
+    """
+    order = np.lexsort((-pi[np.arange(len(pi)), pi.argmax(1)], pi.argmax(1), cluster))
+    order = order[np.linspace(0, len(order) - 1, min(most, len(order))).astype(int)]
+    figure, x = go.Figure(), np.arange(len(order))
+    for r, name in enumerate(names):
+        figure.add_bar(
+            x=x, y=pi[order, r], name=f"{r} · {label(name, 22)}", marker={"color": colour(r), "line": {"width": 0}},
+            customdata=order, hovertemplate=f"user %{{customdata}}<br>{label(name)} %{{y:.0%}}<extra></extra>",
+        )  # fmt: skip
+    sizes = [(c, np.flatnonzero(cluster[order] == c)) for c in np.unique(cluster)]
+    for c, at in sizes:
+        figure.add_annotation(
+            x=at.mean(), y=1, yref="paper", text=str(c), showarrow=False, yanchor="bottom", font={"size": 13}
+        )
+        if at[0]:
+            figure.add_vline(x=at[0] - 0.5, line={"color": INK, "width": 1.5})
+    figure.update_xaxes(title=f"users, in {len(sizes)} clusters", showticklabels=False, showgrid=False)
+    figure.update_yaxes(title="π<sub>u</sub>", tickformat=".0%", range=[0, 1])
+    largest = float(pi.max(1).mean())
+    return figure.update_layout(
+        title={"text": f"A user is a mixture: on average the largest head has {largest:.0%} of π", "pad": {"b": 30}},
+        barmode="stack", bargap=0, height=430, margin={"t": 84},
+        legend={"font": {"size": 12}, "traceorder": "normal"},
+    )  # fmt: skip
+
+
+def history_strip(
+    gamma: Float[np.ndarray, "n k"], titles: Sequence[str], names: Sequence[str], held_out: int = 0
+) -> go.Figure:
+    """A user's items in the order of time, each a column split by γ: which head explains it. The last are held out."""
+    figure, x = go.Figure(), np.arange(len(gamma))
+    for r, name in enumerate(names):
+        if gamma[:, r].max() < 0.01:
+            continue  # a head that explains nothing here
+        figure.add_bar(
+            x=x, y=gamma[:, r], name=f"{r} · {label(name, 22)}", marker={"color": colour(r), "line": {"width": 0}},
+            text=[label(t) for t in titles], textposition="none",
+            hovertemplate=f"%{{text}}<br>γ of {label(name)} %{{y:.0%}}<extra></extra>",
+        )  # fmt: skip
+    if held_out:
+        start = len(gamma) - held_out
+        figure.add_vline(x=start - 0.5, line={"color": INK, "width": 2, "dash": "dash"})
+        figure.add_annotation(
+            x=start - 0.5, y=1, yref="paper", text="held out →", showarrow=False, xanchor="left", yanchor="bottom"
+        )
+    figure.update_xaxes(title="place in the sequence", showgrid=False)
+    figure.update_yaxes(title="γ, the responsibilities", tickformat=".0%", range=[0, 1])
+    mean = np.sort(gamma.mean(0))[::-1]
+    needed = int(np.searchsorted(np.cumsum(mean), 0.9)) + 1
+    text = f"{needed} of {gamma.shape[1]} heads explain nine tenths of this user's {len(gamma)} items"
+    return figure.update_layout(
+        title={"text": text, "pad": {"b": 30}}, barmode="stack", bargap=0.06, height=340, margin={"t": 84},
+        legend={"font": {"size": 12}, "traceorder": "normal"},
+    )  # fmt: skip
+
+
+def kappa_and_tightness(
+    kappa: Float[np.ndarray, " m"],
+    tightness: Float[np.ndarray, " m"],
+    head: Int[np.ndarray, " m"],
+    names: Sequence[str],
+    correlation: float,
+) -> go.Figure:
+    """The learnt κ of heads against the mean cosine of the items they explain; a dot per user and head."""
+    figure = go.Figure()
+    for r, name in enumerate(names):
+        at = head == r
+        if at.any():
+            figure.add_scatter(
+                x=tightness[at], y=kappa[at], mode="markers", name=f"{r} · {label(name, 22)}",
+                marker={"size": 5, "opacity": 0.5, "color": colour(r)},
+                hovertemplate="mean cosine %{x:.2f}<br>κ %{y:.1f}<extra></extra>",
+            )  # fmt: skip
+    figure.update_xaxes(title="mean cosine of the head and the items it explains")
+    figure.update_yaxes(title="learnt κ")
+    said = "grows with" if correlation > 0.2 else "falls with" if correlation < -0.2 else "hardly follows"
+    text = f"κ {said} how tight a head's items are: rank correlation {correlation:+.2f}"
+    return figure.update_layout(title=text, legend={"itemsizing": "constant", "font": {"size": 12}})
+
+
+def recovered_interests(
+    overlap: Float[np.ndarray, "k m"], names: Sequence[str], truth: Sequence[str], share: Float[np.ndarray, " m"]
+) -> go.Figure:
+    """True interests against heads: which share of an interest's items a head is responsible for.
+
+    overlap (k, m): columns sum to one over heads; `share`: how much of all likes an interest has.
+    """
+    best = overlap.argmax(0)
+    order = np.lexsort((-overlap.max(0), best))
+    used = [r for r in range(len(names)) if overlap[r].max() > 0.05]
+    z = overlap[np.ix_(used, order)]
+    figure = go.Figure(
+        go.Heatmap(
+            z=z, x=[f"{label(truth[j], 16)}" for j in order], y=[f"{r} · {label(names[r], 26)}" for r in used],
+            colorscale=[[0, PAPER], [1, COLOURS[0]]], zmin=0, zmax=1, xgap=1, ygap=1,
+            text=[[f"{v:.0%}" if v > 0.15 else "" for v in row] for row in z], texttemplate="%{text}",
+            textfont={"size": 11}, colorbar={"title": "γ", "tickformat": ".0%"},
+            hovertemplate="%{x}: %{z:.0%} explained by<br>%{y}<extra></extra>",
+        )
+    )  # fmt: skip
+    figure.update_yaxes(autorange="reversed", showgrid=False)
+    figure.update_xaxes(tickangle=-40, showgrid=False, title="planted interest")
+    held = float((overlap.max(0) * share).sum() / share.sum())
+    one = sum(overlap.max(0) > 0.5)
+    text = (
+        f"{one} of {len(truth)} planted interests have a head of their own; {held:.0%} of likes fall to the first head"
+    )
+    return figure.update_layout(title=text, height=max(380, 190 + 24 * len(used)))
+
+
+def slate_by_head(
+    share: Float[np.ndarray, "K k"],
+    relative: Float[np.ndarray, " K"],
+    titles: Sequence[str],
+    names: Sequence[str],
+    title: str | None = None,
+) -> go.Figure:
+    """A slate as stacked bars: an item's bar is as long as its score, m(i | u) over that of the first item, and split
+    by the share of each head. All heads have a trace, so that a widget can refill them."""
+    figure, y = go.Figure(), list(range(1, len(share) + 1))
+    for r, name in enumerate(names):
+        figure.add_bar(
+            y=y, x=share[:, r] * relative, orientation="h", name=f"{r} · {label(name, 22)}",
+            marker={"color": colour(r), "line": {"width": 0}}, customdata=share[:, r],
+            text=[label(t) for t in titles], textposition="none",
+            hovertemplate=f"%{{text}}<br>{label(name)} %{{customdata:.0%}}<extra>place %{{y}}</extra>",
+        )  # fmt: skip
+    figure.update_yaxes(
+        autorange="reversed", tickvals=y, ticktext=[f"{label(t)}  {n}" for n, t in zip(y, titles, strict=True)],
+        showgrid=False, tickfont={"size": 13},
+    )  # fmt: skip
+    figure.update_xaxes(title="m(i | u), the first item's = 1", range=[0, 1.02])
+    return figure.update_layout(
+        title=title or slate_title(share), barmode="stack", bargap=0.2, height=130 + 26 * len(share),
+        legend={"font": {"size": 12}, "traceorder": "normal"}, margin={"l": 250},
+    )  # fmt: skip
+
+
+def slate_title(share: Float[np.ndarray, "K k"]) -> str:
+    """Who brings the slate, in words."""
+    brought = np.bincount(share.argmax(1), minlength=share.shape[1])
+    several = int((brought > 0).sum())
+    return f"{several} heads bring these {len(share)} items; head {brought.argmax()} brings {brought.max()}"
+
+
+def pi_before_after(
+    before: Float[np.ndarray, " k"], after: Float[np.ndarray, " k"], names: Sequence[str], title: str | None = None
+) -> go.Figure:
+    """π_u as pale bars and what it was steered to as full ones, a colour per head."""
+    y = [f"{r} · {label(name, 22)}" for r, name in enumerate(names)]
+    figure = go.Figure()
+    colours = [colour(r) for r in range(len(names))]
+    hover = "%{y}: %{x:.1%}<extra></extra>"
+    figure.add_bar(
+        y=y, x=before, orientation="h", name="the model's", marker={"color": LIGHT, "line": {"color": GREY, "width": 1}},
+        hovertemplate=hover, width=0.8,
+    )  # fmt: skip
+    figure.add_bar(
+        y=y, x=after, orientation="h", name="now", marker={"color": colours}, hovertemplate=hover, width=0.45
+    )
+    figure.update_yaxes(autorange="reversed", showgrid=False)
+    figure.update_xaxes(title="share of π", tickformat=".0%", rangemode="tozero")
+    moved = float(np.abs(np.asarray(after) - before).sum() / 2)
+    return figure.update_layout(
+        title=title or f"{moved:.0%} of π<sub>u</sub> moved", barmode="overlay", showlegend=False,
+        height=130 + 30 * len(names),
+    )  # fmt: skip
