@@ -19,7 +19,8 @@ def layout(
 ) -> tuple[Float[np.ndarray, "n 2"], Float[np.ndarray, "m 2"]]:
     """Places of the items, and of heads among the items nearest to them.
 
-    Neighbours are items only: a head stands where its items are, and does not draw other heads to it. The same vectors, settings and seed are computed once; after that they are read.
+    Neighbours are items only: a head stands where its items are, and does not draw other heads to it.
+    The same vectors, settings and seed are computed once; after that they are read.
     """
     items, heads = (np.ascontiguousarray(x, np.float32) for x in (items, heads))
     if items.ndim != 2 or len(items) < 5 or heads.ndim != 2 or heads.shape[1] != items.shape[1]:

@@ -14,17 +14,8 @@ from bachlib.show.plots.evaluate import (
     trap_changes,
     wins_and_losses,
 )
-from bachlib.show.plots.heads import (
-    head_lift,
-    history_strip,
-    kappa_and_tightness,
-    map_of_items,
-    pi_admixture,
-    pi_before_after,
-    pi_ternary,
-    recovered_interests,
-    slate_by_head,
-)
+from bachlib.show.plots.heads import head_lift, kappa_and_tightness, map_of_items, recovered_interests
+from bachlib.show.plots.profiles import history_strip, pi_admixture, pi_before_after, pi_ternary, slate_by_head
 from bachlib.show.plots.serve import (
     adversary,
     cold_start_curve,

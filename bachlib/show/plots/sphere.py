@@ -116,7 +116,9 @@ def mixture_on_sphere(heads: torch.Tensor, pi: list[float], kappas: list[float],
     x, y, z = ball_grid()
     figure = go.Figure()
     colours = surface_density(heads, pi, kappas, kernel)
-    figure.add_surface(x=x, y=y, z=z, surfacecolor=colours, colorscale="Blues", showscale=False, hoverinfo="skip")
+    figure.add_surface(
+        x=x, y=y, z=z, surfacecolor=colours, colorscale=[[0, BALL], [1, COLOURS[0]]], showscale=False, hoverinfo="skip"
+    )
     px, py, pz = (1.01 * draws(heads, pi, kappas, kernel, seed)).T.numpy()
     figure.add_scatter3d(x=px, y=py, z=pz, mode="markers", marker={"size": 2, "color": INK}, name="samples")
     for r, head in enumerate(heads):

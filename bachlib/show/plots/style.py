@@ -28,6 +28,7 @@ DARK = {
 }  # fmt: skip
 
 _title = {"font": {"size": 17}, "x": 0, "xref": "paper", "yanchor": "bottom", "y": 1, "yref": "paper", "pad": {"b": 14}}
+_side = {"gridcolor": LIGHT, "linecolor": GREY}
 pio.templates["bach"] = go.layout.Template(
     layout={
         "font": {"family": "system-ui, sans-serif", "size": 14, "color": INK},
@@ -36,7 +37,7 @@ pio.templates["bach"] = go.layout.Template(
         "plot_bgcolor": PAPER,
         "xaxis": {"gridcolor": LIGHT, "zeroline": False, "automargin": True},
         "yaxis": {"gridcolor": LIGHT, "zeroline": False, "automargin": True},
-        "ternary": {"bgcolor": PAPER} | {axis: {"gridcolor": LIGHT, "linecolor": GREY} for axis in ("aaxis", "baxis", "caxis")},
+        "ternary": {"bgcolor": PAPER, "aaxis": _side, "baxis": _side, "caxis": _side},
         "colorway": COLOURS,
         "hoverlabel": {"font": {"size": 13}},
         "margin": {"l": 60, "r": 20, "t": 60, "b": 50},

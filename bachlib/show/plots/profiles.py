@@ -1,0 +1,154 @@
+"""Figures of π_u and of what it brings: profiles of users, responsibilities over a history, slates by head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+from jaxtyping import Float, Int
+
+from bachlib.show.plots.style import GREY, INK, LIGHT, colour, label
+
+
+def pi_ternary(pi: Float[np.ndarray, "U 3"], names: Sequence[str], hover: Sequence[str] | None = None) -> go.Figure:
+    """Users with three heads as points of a triangle, coloured by the head that has most of them."""
+    figure, first = go.Figure(), pi.argmax(1)
+    for r, name in enumerate(names):
+        at = first == r
+        figure.add_scatterternary(
+            a=pi[at, 0], b=pi[at, 1], c=pi[at, 2], mode="markers", name=f"mostly {label(name)}",
+            marker={"size": 6, "opacity": 0.6, "color": colour(r)},
+            text=None if hover is None else [hover[u] for u in np.flatnonzero(at)],
+            hovertemplate="%{text}" * (hover is not None) + "<br>%{a:.2f} · %{b:.2f} · %{c:.2f}<extra></extra>",
+        )  # fmt: skip
+    inside = float((pi.max(1) < 0.8).mean())
+    for axis, name in zip(("aaxis", "baxis", "caxis"), names, strict=True):
+        figure.update_ternaries(
+            {axis: {"title": {"text": label(name, 26)}, "tickformat": ".0%", "tickfont": {"size": 11}}}
+        )
+    return figure.update_layout(
+        title={"text": f"{inside:.0%} of the users have no head with 80% of their π", "pad": {"b": 34}}, height=520,
+        margin={"t": 100, "b": 50},
+    )  # fmt: skip
+
+
+def pi_admixture(
+    pi: Float[np.ndarray, "U k"], cluster: Int[np.ndarray, " U"], names: Sequence[str], most: int = 300
+) -> go.Figure:
+    """Each user a thin column of their π_u, users of a cluster side by side: the picture of an admixture.
+
+    With more than `most` users every n-th of each cluster is drawn.
+    """
+    order = np.lexsort((-pi[np.arange(len(pi)), pi.argmax(1)], pi.argmax(1), cluster))
+    order = order[np.linspace(0, len(order) - 1, min(most, len(order))).astype(int)]
+    figure, x = go.Figure(), np.arange(len(order))
+    for r, name in enumerate(names):
+        figure.add_bar(
+            x=x, y=pi[order, r], name=f"{r} · {label(name, 22)}", marker={"color": colour(r), "line": {"width": 0}},
+            customdata=order, hovertemplate=f"user %{{customdata}}<br>{label(name)} %{{y:.0%}}<extra></extra>",
+        )  # fmt: skip
+    sizes = [(c, np.flatnonzero(cluster[order] == c)) for c in np.unique(cluster)]
+    for c, at in sizes:
+        figure.add_annotation(
+            x=at.mean(), y=1, yref="paper", text=str(c), showarrow=False, yanchor="bottom", font={"size": 13}
+        )
+        if at[0]:
+            figure.add_vline(x=at[0] - 0.5, line={"color": INK, "width": 1.5})
+    figure.update_xaxes(title=f"users, in {len(sizes)} clusters", showticklabels=False, showgrid=False)
+    figure.update_yaxes(title="π<sub>u</sub>", tickformat=".0%", range=[0, 1])
+    largest = float(pi.max(1).mean())
+    return figure.update_layout(
+        title={"text": f"A user is a mixture: on average the largest head has {largest:.0%} of π", "pad": {"b": 30}},
+        barmode="stack", bargap=0, height=430, margin={"t": 84},
+        legend={"font": {"size": 12}, "traceorder": "normal"},
+    )  # fmt: skip
+
+
+def history_strip(
+    gamma: Float[np.ndarray, "n k"], titles: Sequence[str], names: Sequence[str], held_out: int = 0
+) -> go.Figure:
+    """A user's items in the order of time, each a column split by γ: which head explains it. The last are held out."""
+    figure, x = go.Figure(), np.arange(len(gamma))
+    for r, name in enumerate(names):
+        if gamma[:, r].max() < 0.01:
+            continue  # a head that explains nothing here
+        figure.add_bar(
+            x=x, y=gamma[:, r], name=f"{r} · {label(name, 22)}", marker={"color": colour(r), "line": {"width": 0}},
+            text=[label(t) for t in titles], textposition="none",
+            hovertemplate=f"%{{text}}<br>γ of {label(name)} %{{y:.0%}}<extra></extra>",
+        )  # fmt: skip
+    if held_out:
+        start = len(gamma) - held_out
+        figure.add_vline(x=start - 0.5, line={"color": INK, "width": 2, "dash": "dash"})
+        figure.add_annotation(
+            x=start - 0.5, y=1, yref="paper", text="held out →", showarrow=False, xanchor="left", yanchor="bottom"
+        )
+    figure.update_xaxes(title="place in the sequence", showgrid=False)
+    figure.update_yaxes(title="γ, the responsibilities", tickformat=".0%", range=[0, 1])
+    mean = np.sort(gamma.mean(0))[::-1]
+    needed = int(np.searchsorted(np.cumsum(mean), 0.9)) + 1
+    text = f"{needed} of {gamma.shape[1]} heads explain nine tenths of this user's {len(gamma)} items"
+    return figure.update_layout(
+        title={"text": text, "pad": {"b": 30}}, barmode="stack", bargap=0.06, height=340, margin={"t": 84},
+        legend={"font": {"size": 12}, "traceorder": "normal"},
+    )  # fmt: skip
+
+
+def slate_by_head(
+    share: Float[np.ndarray, "K k"],
+    relative: Float[np.ndarray, " K"],
+    titles: Sequence[str],
+    names: Sequence[str],
+    title: str | None = None,
+) -> go.Figure:
+    """A slate as stacked bars: an item's bar is as long as its score, m(i | u) over that of the first item, and split
+    by the share of each head. All heads have a trace, so that a widget can refill them."""
+    figure, y = go.Figure(), list(range(1, len(share) + 1))
+    for r, name in enumerate(names):
+        figure.add_bar(
+            y=y, x=share[:, r] * relative, orientation="h", name=f"{r} · {label(name, 22)}",
+            marker={"color": colour(r), "line": {"width": 0}}, customdata=share[:, r],
+            text=[label(t) for t in titles], textposition="none",
+            hovertemplate=f"%{{text}}<br>{label(name)} %{{customdata:.0%}}<extra>place %{{y}}</extra>",
+        )  # fmt: skip
+    figure.update_yaxes(
+        autorange="reversed", tickvals=y, ticktext=[f"{label(t)}  {n}" for n, t in zip(y, titles, strict=True)],
+        showgrid=False, tickfont={"size": 13},
+    )  # fmt: skip
+    figure.update_xaxes(title="m(i | u), the first item's = 1", range=[0, 1.02])
+    return figure.update_layout(
+        title=title or slate_title(share), barmode="stack", bargap=0.2, height=130 + 26 * len(share),
+        legend={"font": {"size": 12}, "traceorder": "normal"}, margin={"l": 250},
+    )  # fmt: skip
+
+
+def slate_title(share: Float[np.ndarray, "K k"]) -> str:
+    """Who brings the slate, in words."""
+    brought = np.bincount(share.argmax(1), minlength=share.shape[1])
+    several = int((brought > 0).sum())
+    return f"{several} heads bring these {len(share)} items; head {brought.argmax()} brings {brought.max()}"
+
+
+def pi_before_after(
+    before: Float[np.ndarray, " k"], after: Float[np.ndarray, " k"], names: Sequence[str], title: str | None = None
+) -> go.Figure:
+    """π_u as pale bars and what it was steered to as full ones, a colour per head."""
+    y = [f"{r} · {label(name, 22)}" for r, name in enumerate(names)]
+    figure = go.Figure()
+    colours = [colour(r) for r in range(len(names))]
+    hover = "%{y}: %{x:.1%}<extra></extra>"
+    figure.add_bar(
+        y=y, x=before, orientation="h", name="the model's", hovertemplate=hover, width=0.8,
+        marker={"color": LIGHT, "line": {"color": GREY, "width": 1}},
+    )  # fmt: skip
+    figure.add_bar(
+        y=y, x=after, orientation="h", name="now", marker={"color": colours}, hovertemplate=hover, width=0.45
+    )
+    figure.update_yaxes(autorange="reversed", showgrid=False)
+    figure.update_xaxes(title="share of π", tickformat=".0%", rangemode="tozero")
+    moved = float(np.abs(np.asarray(after) - before).sum() / 2)
+    return figure.update_layout(
+        title=title or f"{moved:.0%} of π<sub>u</sub> moved", barmode="overlay", showlegend=False,
+        height=130 + 30 * len(names),
+    )  # fmt: skip
