@@ -3,13 +3,14 @@ PYTHON ?= python3
 PY := .venv/bin/python
 READY := .venv/ready
 
-.PHONY: help run test lab sync lint bench lock clean
+.PHONY: help run test lab sync figures lint bench lock clean
 
 help:
 	@echo "make run    run the workbook in batch on the planted data set and write the report"
 	@echo "make test   run every test, the notebooks included"
 	@echo "make lab    open JupyterLab on the notebooks"
 	@echo "make sync   pair notebooks/*.py with their .ipynb and execute those that changed"
+	@echo "make figures draw the README's pictures anew from the executed notebooks (needs a Chrome)"
 	@echo "make lint   check style and formatting"
 	@echo "make bench  measure the goals (minutes; writes outputs/bench/*.json)"
 	@echo "make lock   resolve the dependencies of pyproject.toml anew into requirements.lock"
@@ -35,6 +36,9 @@ lab: $(READY)
 
 sync: $(READY)
 	$(PY) -m bachlib.cli sync
+
+figures: $(READY)
+	$(PY) -m bachlib.cli figures
 
 lint: $(READY)
 	$(PY) -m ruff check .

@@ -242,6 +242,7 @@ BENCHES: dict[str, list[Callable[[], dict[str, Any]]]] = {
     ],
     "evaluate": [lambda: import_module("bachlib.bench_evaluate").bench_evaluate()],
     "serve": [],  # `bench_serve.benches` for the sizes that are asked for
+    "show": [lambda: import_module("bachlib.bench_show").bench_explorer()],
 }
 
 

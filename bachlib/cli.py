@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import platform
-import shutil
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -13,10 +10,9 @@ from typing import Annotated
 
 import typer
 
-from bachlib import BachError, __version__
+from bachlib import BachError
 from bachlib.data.sources import SOURCES
 from bachlib.params import PrepareParams
-from bachlib.records import output_dir, versions
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False, help=__doc__)
 DEFAULT = {name: field.default for name, field in PrepareParams.model_fields.items()}
@@ -75,7 +71,21 @@ def run(params: Annotated[Path, typer.Argument(help="a parameter file, e.g. para
     from bachlib.sweep import run as run_notebooks
 
     folder = run_notebooks(params)
-    typer.echo(f"done. The report is {folder / 'index.html'}")
+    typer.echo(f"done. The report is {folder / 'report.html'}")
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="a run folder, or its name in outputs/runs")],
+    data: Annotated[
+        Path | None, typer.Option(help="of a training: its prepared data set [default: the run's, in outputs/data]")
+    ] = None,
+) -> None:
+    """Write one HTML file about a run, of bach train or bach run: numbers, pictures, steering; no network needed."""
+    from bachlib.show.report import find_run
+    from bachlib.show.report import report as write_report
+
+    typer.echo(f"→ {write_report(find_run(run), data=data)}")
 
 
 @app.command()
@@ -85,6 +95,16 @@ def sync(force: Annotated[bool, typer.Option(help="execute all notebooks, change
 
     executed = sync_notebooks(force)
     typer.echo(f"executed {', '.join(executed)}" if executed else "all notebooks are in line and executed")
+
+
+@app.command()
+def figures() -> None:
+    """Draw the README's pictures anew, from the executed notebooks; needs Chrome or Chromium."""
+    from bachlib.show.figures import write
+    from bachlib.sweep import notebook_folder
+
+    for path in write(notebook_folder()):
+        typer.echo(f"→ {path}")
 
 
 @app.command()
@@ -150,7 +170,7 @@ def evaluate(
         typer.echo(f"\n{made.latex() if latex else made}\n\nrelative gain over {baseline}\n{made.gains.to_string()}")
 
 
-Bench = StrEnum("Bench", ["prepare", "sphere", "loss", "train", "evaluate", "serve"])
+Bench = StrEnum("Bench", ["prepare", "sphere", "loss", "train", "evaluate", "serve", "show"])
 
 
 @app.command()
@@ -185,82 +205,10 @@ def bench(
 @app.command()
 def doctor() -> None:
     """Versions, threads, devices, and which optional parts are there."""
-    import torch
+    from bachlib.doctor import findings
 
-    typer.echo(f"bachlib {__version__}, {platform.platform()}, {platform.python_implementation()}")
-    typer.echo("\nversions")
-    for name, version in versions().items():
-        typer.echo(f"  {name:<14} {version}")
-    typer.echo(f"\nthreads        torch {torch.get_num_threads()}, cores {os.cpu_count()}")
-    free = shutil.disk_usage(next(p for p in [output_dir(), *output_dir().parents] if p.exists())).free
-    typer.echo(f"outputs        {output_dir()} ({free / 1e9:.0f} GB free)")
-    typer.echo("\nparts")
-    parts = [
-        _cuda(),
-        _faiss(),
-        _module("umap", "maps of items and heads", "pip install umap-learn"),
-        _data(),
-        _chrome(),
-    ]
-    for mark, name, said in parts:
-        typer.echo(f"  {mark} {name:<12} {said}")
-
-
-def _cuda() -> tuple[str, str, str]:
-    import torch
-
-    if torch.cuda.is_available():
-        names = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
-        return "✓", "CUDA", names
-    return (
-        "–",
-        "CUDA",
-        "no GPU seen by torch; everything runs on the CPU. With a GPU: install torch's CUDA build and a driver",
-    )
-
-
-def _faiss() -> tuple[str, str, str]:
-    found = {name: version for name, version in versions().items() if name.startswith("faiss")}
-    if not found or importlib.util.find_spec("faiss") is None:
-        return (
-            "–",
-            "faiss",
-            "missing: approximate serving needs it; pip install faiss-cpu, or faiss-gpu-cu12 on a GPU host",
-        )
-    if len(found) > 1:
-        return (
-            "✗",
-            "faiss",
-            f"{' and '.join(found)} are both installed and overwrite each other: uninstall both, install one",
-        )
-    return "✓", "faiss", " ".join(next(iter(found.items())))
-
-
-def _module(name: str, use: str, how: str) -> tuple[str, str, str]:
-    there = importlib.util.find_spec(name) is not None
-    return ("✓", name, use) if there else ("–", name, f"missing: {use} need it; {how}")
-
-
-def _data() -> tuple[str, str, str]:
-    folder = os.environ.get("BACH_DATA_DIR")
-    if not folder:
-        return (
-            "–",
-            "real data",
-            "BACH_DATA_DIR is not set: tests on real logs are skipped; point it at the folder that holds them",
-        )
-    if not Path(folder).is_dir():
-        return "✗", "real data", f"BACH_DATA_DIR is {folder}, which is not a folder"
-    return "✓", "real data", f"{folder}: {', '.join(sorted(p.name for p in Path(folder).iterdir())[:6])}"
-
-
-def _chrome() -> tuple[str, str, str]:
-    found = next((path for name in ("chromium", "google-chrome", "chrome") if (path := shutil.which(name))), None)
-    return (
-        ("✓", "Chrome", found)
-        if found
-        else ("–", "Chrome", "none found: pictures stay interactive, PNG copies cannot be made")
-    )
+    for line in findings():
+        typer.echo(line)
 
 
 def main() -> None:

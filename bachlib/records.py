@@ -15,12 +15,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from bachlib import BachError
+
 try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None
 
 RUN_DIR = "BACH_RUN_DIR"  # set by `bach run` for the notebooks it executes
+MODELS = "models.json"  # of a run: which models its notebooks have handed over, relative to the outputs folder
 
 
 def project_root() -> Path:
@@ -125,10 +128,24 @@ def versions() -> dict[str, str]:
     return found
 
 
-def record(notebook: str, metrics: dict[str, float | int | str]) -> dict[str, float | int | str]:
-    """Keep a notebook's numbers: into the run's `metrics.json` under `bach run`, and back to the cell to be shown."""
+def record(
+    notebook: str, metrics: dict[str, float | int | str], model: str | Path | None = None
+) -> dict[str, float | int | str]:
+    """Keep a notebook's numbers: into the run's `metrics.json` under `bach run`, and back to the cell to be shown.
+
+    `model`: the folder of a training run that the report of the run is to let people steer, the last one given.
+    """
+    if model is not None and not (Path(model) / "run.json").exists():
+        raise BachError(f"model={str(model)!r}: should be the folder of a training run (it has no run.json)")
     if folder := os.environ.get(RUN_DIR):
-        path = Path(folder) / "metrics.json"
-        known = json.loads(path.read_text()) if path.exists() else {}
-        write_text(path, json.dumps(known | {notebook: metrics}, indent=2, ensure_ascii=False) + "\n")
+        _add(Path(folder) / "metrics.json", notebook, metrics)
+        if model is not None:
+            _add(Path(folder) / MODELS, notebook, os.path.relpath(Path(model).resolve(), output_dir()))
     return metrics
+
+
+def _add(path: Path, key: str, value: Any) -> None:
+    """One more entry of a JSON file, as the last one."""
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    known.pop(key, None)
+    write_text(path, json.dumps(known | {key: value}, indent=2, ensure_ascii=False) + "\n")

@@ -24,8 +24,9 @@ import yaml
 from papermill.exceptions import PapermillExecutionError
 
 from bachlib import BachError
-from bachlib.records import RUN_DIR, canonical_json, output_dir, project_root, short_hash, versions, write_text
-from bachlib.show.page import write_page
+from bachlib.records import MODELS, RUN_DIR, canonical_json, output_dir, project_root, short_hash, versions, write_text
+from bachlib.show.page import write_pages
+from bachlib.show.report import report
 
 
 def notebook_folder() -> Path:
@@ -71,7 +72,8 @@ def run(path: str | Path) -> Path:
     params = read_params(Path(path))
     folder = output_dir("runs", f"{params['name']}-{short_hash(params)}")
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "metrics.json").unlink(missing_ok=True)
+    for old in (*(folder / name for name in ("metrics.json", MODELS)), *folder.glob("*.ipynb"), *folder.glob("*.html")):
+        old.unlink(missing_ok=True)  # of an earlier run of the same parameters
     write_text(folder / "params.yaml", yaml.safe_dump(params, sort_keys=False))
     write_text(folder / "environment.json", canonical_json(versions()))
     status: dict[str, Any] = {"status": "running", "notebooks": {}}
@@ -88,7 +90,8 @@ def run(path: str | Path) -> Path:
         raise
     finally:
         write_text(folder / "status.json", canonical_json(status))
-        write_page(folder, title=params["name"])
+        write_pages(folder)
+        report(folder)
     return folder
 
 

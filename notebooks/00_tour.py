@@ -66,7 +66,7 @@ from bachlib.show import plots
 #
 # $$\mathbf{u} = \frac{\sum_r \pi_u^{(r)}\, \mathbf{u}^{(r)}}{\big\|\sum_r \pi_u^{(r)}\, \mathbf{u}^{(r)}\big\|}.$$
 
-# %%
+# %% tags=["picture-sphere"]
 small = planted.write_world(n_users=300, n_items=600, n_interests=5, d=3, width=0.3, interests_per_user=3.0, seed=6)
 ball = prepare("planted", small, output_dir("data", "planted-3d"), quiet=True).truth
 one = planted.unit((ball.pi[:, :, None] * ball.tastes).sum(1))  # (n_users, 3)
@@ -104,7 +104,7 @@ plots.proportions(truth.pi[:8], list(truth.genres), f"A user has {effective.mean
 # Over time a user stays with an interest for a short session and moves on. The last twenty items are held out.
 
 # %%
-plots.timeline(dataset, 5, truth.item_interest, list(truth.genres))
+plots.timeline(5, dataset.sequence(5), dataset.items["title"], truth.item_interest, list(truth.genres))
 
 # %% [markdown]
 # ## 3 · Three ways to score, with perfect towers

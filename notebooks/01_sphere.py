@@ -37,7 +37,7 @@ from scipy import integrate
 from bachlib.model.sphere import KERNELS
 from bachlib.records import record
 from bachlib.show import plots
-from bachlib.show.explorer import sphere_explorer
+from bachlib.show.sphere_explorer import sphere_explorer
 
 torch.manual_seed(seed)
 ps, vmf = KERNELS["power-spherical"], KERNELS["von-mises-fisher"]
@@ -77,6 +77,15 @@ plots.mixture_on_sphere(heads, pi=[0.5, 0.3, 0.2], kappas=[20.0, 20.0, 60.0], ke
 
 # %% tags=["nbval-ignore-output"]
 sphere_explorer(heads, seed=seed)
+
+# %% [markdown]
+# What a training step sees of it: one positive and many negatives. The responsibilities $\gamma$ of the heads (eq. 19)
+# look at the positive only; the negatives enter through the softmax of each head.
+
+# %%
+positive = torch.nn.functional.normalize(heads[0] + 0.7 * heads[2], dim=0)
+negatives = torch.nn.functional.normalize(torch.randn(300, 3, generator=torch.Generator().manual_seed(seed)), dim=-1)
+plots.mixture_on_sphere(heads, [0.5, 0.3, 0.2], [20.0, 20.0, 60.0], ps, seed, positive, negatives)
 
 # %% [markdown]
 # ## 3 · Both integrate to one

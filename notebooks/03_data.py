@@ -115,7 +115,7 @@ plots.sequence_lengths(dataset.lengths, min_items)
 # %%
 first_genre = dataset.items["genres"].map(lambda genres: genres[0] if len(genres) else "none")
 codes, names = pd.factorize(first_genre, sort=True)
-plots.timeline(dataset, user, codes, list(names))
+plots.timeline(user, dataset.sequence(user), dataset.items["title"], codes, list(names))
 
 # %% [markdown]
 # ## 4 · Tied times
@@ -156,7 +156,7 @@ assert shares["ties in id order"] >= shares["ties in log order"]
 # of them. They are index arithmetic on the flat array and are never stored.
 
 # %%
-plots.windows(dataset, user, N_HIST, N_NEXT)
+plots.windows(len(dataset.sequence(user)), N_HIST, N_NEXT)
 
 # %%
 windows = Windows(dataset, batch_size=512, seed=seed)

@@ -393,5 +393,5 @@ record(
 )
 
 # %% [markdown]
-# **Next:** what the heads mean and π_u as a profile (06) are still to come; [`04_train`](04_train.ipynb) has the
-# training behind these numbers.
+# **Next:** [`06_heads_and_pi`](06_heads_and_pi.ipynb): what the heads mean, and $\pi_u$ as a profile.
+# [`04_train`](04_train.ipynb) has the training behind these numbers.

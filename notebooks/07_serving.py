@@ -51,7 +51,7 @@ from bachlib.serve.density import LeftOut, Query, brute_force
 from bachlib.serve.newcomers import exemplars, pi_from_context
 from bachlib.serve.twostep import Neighbours, two_step
 from bachlib.show import plots
-from bachlib.show.explorer import slopes_between, steering_explorer
+from bachlib.show.explorer import Explorer
 from bachlib.train import fit
 
 # %%
@@ -286,13 +286,15 @@ assert not retriever.retrieve(histories[mixed], 12, pi=Steering(forbid=[busy])).
 plots.pi_slopes(before.pi[0], steered.pi[0], [f"head {r}" for r in range(k)], f"Head {busy} times 0.6")
 
 # %%
-slopes_between(before, steered, dataset.items, f"Head {busy} times 0.6")
+brought = (before.heads(), steered.heads())  # item → head
+plots.slate_slopes(before.items[0], steered.items[0], brought, dataset.items["title"], f"Head {busy} times 0.6")
 
 # %% [markdown]
-# The same with sliders (in JupyterLab): drag a head's weight and watch the slate change.
+# The same with the mouse (in JupyterLab): drag a head's weight, forbid a head, switch to the codebook, take another
+# user or type a history, click a bar to ask why. The notebook [`explorer`](explorer.ipynb) is this alone.
 
-# %%
-steering_explorer(retriever, histories[mixed].tolist(), dataset.items)
+# %% tags=["nbval-ignore-output"]
+Explorer({"p-BACH": retriever, "global": trained}, dataset, user=mixed)
 
 # %% [markdown]
 # Caps work on the ranking itself: the first items that keep to them.
@@ -436,5 +438,6 @@ record(
 )
 
 # %% [markdown]
-# **Next:** what the heads mean (06), the spectrum from global to personal (08) and all goals measured in one place (10)
-# are still to come; [`05_evaluate`](05_evaluate.ipynb) says how far the accuracies here can be trusted.
+# **Next:** the [`explorer`](explorer.ipynb) to play with; what the heads mean is in
+# [`06_heads_and_pi`](06_heads_and_pi.ipynb). The spectrum from global to personal (08) and all goals measured in one
+# place (10) are still to come; [`05_evaluate`](05_evaluate.ipynb) says how far the accuracies here can be trusted.

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from logs import random_events, write_movielens_csv
+from reports import batch
 
 
 def bach(*words, **environment):
@@ -84,6 +85,17 @@ def test_mistakes_are_a_message_and_not_a_traceback(words, said, tmp_path):
 def test_run_with_a_wrong_file():
     done = bach("run", "params/nothing.yaml")
     assert done.returncode == 2 and "does not exist" in done.stderr
+
+
+def test_report(tmp_path):
+    done = bach("report", "nothing", BACH_OUTPUT_DIR=str(tmp_path))
+    assert done.returncode == 2 and f"there is no run nothing; in {tmp_path / 'runs'} there are none" in done.stderr
+    batch(tmp_path / "runs" / "mine")
+    for named in ("mine", str(tmp_path / "runs" / "mine")):
+        done = bach("report", named, BACH_OUTPUT_DIR=str(tmp_path))
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip() == f"→ {tmp_path / 'runs' / 'mine' / 'report.html'}"
+    assert "my batch" in (tmp_path / "runs" / "mine" / "report.html").read_text()
 
 
 def test_bench_prepare():

@@ -6,11 +6,8 @@ import pytest
 import torch
 
 from bachlib.model import mixture
-from bachlib.model.methods import build
 from bachlib.model.sphere import KERNELS
-from bachlib.serve import Retriever
 from bachlib.show import plots
-from bachlib.show.explorer import sphere_explorer, steering_explorer
 
 
 def test_funnel(world):
@@ -25,22 +22,20 @@ def test_long_tail():
 
 
 def test_timeline_shows_every_item_once(world):
-    figure = plots.timeline(world, 3, world.truth.item_interest, list(world.truth.genres))
+    figure = plots.timeline(
+        3, world.sequence(3), world.items["title"], world.truth.item_interest, list(world.truth.genres)
+    )
     places = np.sort(np.concatenate([trace.x for trace in figure.data]))
     assert places.tolist() == list(range(len(world.sequence(3))))
 
 
 def test_windows(world):
     length = len(world.sequence(0))
-    assert f"{length - 79} training windows" in plots.windows(world, 0, 50, 10).layout.title.text
+    assert f"{length - 79} training windows" in plots.windows(length, 50, 10).layout.title.text
 
 
 def test_windows_of_a_short_sequence():
-    class Short:
-        def sequence(self, u):
-            return np.arange(40)
-
-    figure = plots.windows(Short(), 0, 50, 10)
+    figure = plots.windows(40, 50, 10)
     assert "40 liked items give 1 training windows" in figure.layout.title.text
 
 
@@ -108,20 +103,6 @@ def test_elbo_figures():
         in plots.gap_against_kappa(torch.tensor([1.0, 10, 100]), torch.tensor([2.0, 1, 2]), 9.0, 14.0).layout.title.text
     )
     assert len(plots.gradient_shares({"a": torch.tensor([0.7, 0.3])}).data) == 2
-
-
-def test_the_explorer_follows_its_sliders():
-    box = sphere_explorer(HEADS)
-    kernel, controls, figure = box.children
-    kappa, weight = controls.children[0].children[0], controls.children[1].children[1]
-    before = np.array(figure.data[0].surfacecolor)
-    kappa.value = 200.0
-    weight.value = 3.0
-    after = np.array(figure.data[0].surfacecolor)
-    assert not np.allclose(before, after)
-    assert figure.data[2].text[1] == "u1: π = 0.20, κ = 200.0" and figure.data[3].text[1].startswith("u2: π = 0.60")
-    kernel.value = "von-mises-fisher"
-    assert not np.allclose(after, np.array(figure.data[0].surfacecolor))
 
 
 def test_one_colour_per_head():
@@ -258,7 +239,7 @@ def test_pareto_joins_what_nothing_beats():
 
 def test_pi_slopes_say_how_much_moves():
     figure = plots.pi_slopes(np.array([0.7, 0.3]), np.array([0.5, 0.5]), ["x", "y"], "A cap")
-    assert figure.layout.title.text == "A cap moves 20% of π_u"
+    assert figure.layout.title.text == "A cap moves 20% of π<sub>u</sub>"
     assert [trace.line.color for trace in figure.data] == [plots.colour(0), plots.colour(1)]
 
 
@@ -277,27 +258,3 @@ def test_slate_slopes_join_what_stays():
 def test_cold_start_curve():
     figure = plots.cold_start_curve({"p-bach": np.array([0.1, 0.2])}, np.array([1, 50]), "R@50", 0.05)
     assert figure.layout.title.text == "From one item p-bach reaches 50% of what it does from 50"
-
-
-def test_the_steering_explorer_re_ranks(world):
-    """Sliders move π, the figure follows, and back is back."""
-    retriever = Retriever(build("p-bach", world, 3, d=16, ff=16, item_width=16), "exact")
-    history = world.history([0], "test")[0].tolist()
-    controls, figure = steering_explorer(retriever, history, world.items, K=8).children
-    *sliders, reset = controls.children
-
-    def shown():
-        return {text for trace in figure.data for text in trace.text or ()}
-
-    first, title = shown(), figure.layout.title.text
-    assert "as the model has it" in title
-    for slider, value in zip(sliders, (0.0, 0.0, 1.0), strict=True):
-        slider.value = value
-    after = retriever.retrieve([history], 8, pi=[0, 0, 1])
-    for place, item in enumerate(after.items[0], 1):
-        assert f"{place}  {world.items['title'][item]}" in shown()
-    assert "π = (0.00, 0.00, 1.00)" in figure.layout.title.text
-    sliders[2].value = 0.0
-    assert "nothing to serve by" in figure.layout.title.text
-    reset.click()
-    assert shown() == first and figure.layout.title.text == title

@@ -94,6 +94,39 @@ def held_out(model: TwoTower, dataset: Dataset, users: Int[np.ndarray, " U"], sp
     return HeldOut(encoded.log_pi, t, log_sigma, t / model.tau - log_z[:, None])
 
 
+class Explained(NamedTuple):
+    """Which head explains which of m items of each user; NaN where there is no item."""
+
+    gamma: Float[np.ndarray, "U m k"]  # responsibilities (eq. 19)
+    cosine: Float[np.ndarray, "U m k"]
+
+    def tightness(self, least: float = 5.0) -> Float[np.ndarray, "U k"]:
+        """Mean cosine of a head and the items it explains; NaN where these are fewer than `least`."""
+        count = np.nansum(self.gamma, 1)
+        mean = np.nansum(self.gamma * self.cosine, 1) / np.maximum(count, 1e-12)
+        return np.where(count >= least, mean, np.nan)
+
+    def by_kind(self, kind: Int[np.ndarray, "U m"], n: int) -> Float[np.ndarray, "k n"]:
+        """Of the items of each of n kinds, the share that each head explains; columns sum to one over heads."""
+        there = ~np.isnan(self.gamma[..., 0]) & (kind >= 0)
+        of = np.zeros((self.gamma.shape[-1], n))
+        np.add.at(of.T, kind[there], self.gamma[there])
+        return of / np.maximum(of.sum(0), 1e-12)
+
+
+@torch.no_grad()
+def explained(model: TwoTower, encoded: Encoded, items: Int[np.ndarray, "U m"]) -> Explained:
+    """Responsibilities for items of each user, a history say; −1 is no item."""
+    if model.kernel is None:
+        raise BachError("only the BACH methods share an item out among their heads")
+    vectors = model.items()
+    t = vectors[torch.as_tensor(items, device=vectors.device)] @ encoded.heads.mT  # (U, m, k)
+    log_sigma = model.kernel.log_density(t, encoded.kappa[:, None], model.d)
+    gamma, t = (x.cpu().numpy() for x in ((encoded.log_pi[:, None] + log_sigma).softmax(-1), t))
+    there = (np.asarray(items) >= 0)[..., None]
+    return Explained(np.where(there, gamma, np.nan), np.where(there, t, np.nan))
+
+
 class Calibration(NamedTuple):
     bins: pd.DataFrame  # predicted and realised mean, standard error of the latter, n
     ece: float  # mean distance of predicted and realised over the bins, weighted by n

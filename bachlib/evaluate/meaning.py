@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
+from scipy.special import softmax
 
 from bachlib.data import Dataset
 from bachlib.evaluate.ranking import genre_matrix
@@ -54,7 +55,7 @@ def lift(share: Float[np.ndarray, "k g"], likes: Float[np.ndarray, " g"]) -> Flo
 
 
 def head_names(share: Float[np.ndarray, "k g"], genres: Genres) -> list[str]:
-    """A name for each head; the second of two heads with one name gets a number."""
+    """A name for each head; the second of two heads with one name gets a number, a mixed one has none to keep apart."""
     if not genres.names:
         return [f"head {r}" for r in range(len(share))]
     tells = share * np.log(np.maximum(lift(share, genres.likes), 1e-12))
@@ -65,5 +66,12 @@ def head_names(share: Float[np.ndarray, "k g"], genres: Genres) -> list[str]:
         if name != MIXED and rest and row[rest[0]] > max(TELLS, 0.6 * row[first]):
             name += f" + {genres.names[rest[0]]}"
         same = sum(other.split(" #")[0] == name for other in given)
-        given.append(f"{name} #{same + 1}" if same else name)
+        given.append(f"{name} #{same + 1}" if same and name != MIXED else name)
     return given
+
+
+def shares_of_heads(
+    heads: Float[np.ndarray, "k d"], items: Float[np.ndarray, "n d"], member: Float[np.ndarray, "n g"], tau: float
+) -> Float[np.ndarray, "k g"]:
+    """p_r(g) for the heads of one user; `diagnostics.interest_of_heads` has it for many."""
+    return softmax(heads @ items.T / tau, axis=1) @ member

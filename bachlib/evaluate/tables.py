@@ -152,7 +152,7 @@ def table(
     for e in found:
         if missing := [name for name in metrics if name not in e.per_user]:
             raise BachError(f"{e.label} has no {', '.join(missing)}; it has {', '.join(e.per_user)}")
-    groups = _grouped(_best_over_k(found) if best_over_k else found)
+    groups = grouped(_best_over_k(found) if best_over_k else found)
     if baseline not in groups:
         raise BachError(f"baseline={baseline!r} should be one of the rows: {', '.join(groups)}")
     rows, p = [], []
@@ -190,7 +190,7 @@ def check_comparable(evaluations: Sequence[Evaluation]) -> None:
             raise BachError("these cannot be compared: " + "; ".join(found) + ". Evaluate them in the same way")
 
 
-def _grouped(evaluations: Sequence[Evaluation]) -> dict[str, list[Evaluation]]:
+def grouped(evaluations: Sequence[Evaluation]) -> dict[str, list[Evaluation]]:
     """Seeds of one method together, methods in the order of the paper; what else differs becomes part of the name."""
     groups: dict[str, list[Evaluation]] = {}
     for e in evaluations:

@@ -41,6 +41,10 @@ class Slate:
             exact_if_lists_are=self.exact_if_lists_are & still_proved,
         )  # fmt: skip
 
+    def heads(self, row: int = 0) -> dict[int, int]:
+        """Item → the head (from 0) that brought it most, of one request."""
+        return dict(zip(self.items[row].tolist(), self.head_share[row].argmax(1).tolist(), strict=True))
+
     def table(self, row: int = 0, items: pd.DataFrame | None = None) -> pd.DataFrame:
         """One request's slate to read: score, the head (from 0) behind an item and its share, titles of `items`."""
         share = self.head_share[row]

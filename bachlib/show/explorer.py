@@ -1,95 +1,247 @@
-"""Widgets around the figures: sliders that move what the static figure shows."""
+"""The explorer: pick a user or type a history, see heads, π_u and κ, move π_u and watch the slate, ask why.
+
+    Explorer({"p-bach": run, "v-bach": other_run}, dataset)
+
+A JupyterLab application of ipywidgets around `serve.session.Session`, which does the work, and the figure
+`plots.slate_by_head`. `picture()` is the static twin of what is shown.
+"""
 
 from __future__ import annotations
 
-import ipywidgets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from html import escape
+from itertools import zip_longest
+from pathlib import Path
+from time import perf_counter
+
+import ipywidgets as w
 import numpy as np
-import pandas as pd
 import plotly.graph_objects as go
-import torch
 
-from bachlib.model.sphere import KERNELS
-from bachlib.serve import Retriever, Slate
-from bachlib.show.plots.serve import slate_slopes
-from bachlib.show.plots.sphere import draws, mixture_on_sphere, surface_density
-
-
-def sphere_explorer(heads: torch.Tensor, seed: int = 0) -> ipywidgets.Widget:
-    """`plots.mixture_on_sphere` with a choice of kernel and sliders for κ and π of each head (k, 3)."""
-    k = len(heads)
-    kernel = ipywidgets.Dropdown(options=list(KERNELS), description="kernel")
-    kappas = [
-        ipywidgets.FloatLogSlider(20, min=-1, max=3, description=f"κ of u{r + 1}", readout_format=".1f")
-        for r in range(k)
-    ]
-    weights = [ipywidgets.FloatSlider(1, min=0.01, max=5, step=0.01, description=f"weight u{r + 1}") for r in range(k)]
-
-    def setting() -> tuple[list[float], list[float]]:
-        total = sum(weight.value for weight in weights)
-        return [weight.value / total for weight in weights], [kappa.value for kappa in kappas]
-
-    figure = go.FigureWidget(mixture_on_sphere(heads, *setting(), KERNELS[kernel.value], seed))
-
-    def redraw(_change=None) -> None:
-        pi, kappa = setting()
-        chosen = KERNELS[kernel.value]
-        x, y, z = (1.01 * draws(heads, pi, kappa, chosen, seed)).T.numpy()
-        with figure.batch_update():
-            figure.data[0].surfacecolor = surface_density(heads, pi, kappa, chosen)
-            figure.data[1].update(x=x, y=y, z=z)
-            for r in range(k):
-                figure.data[2 + r].text = ["", f"u{r + 1}: π = {pi[r]:.2f}, κ = {kappa[r]:.1f}"]
-
-    for control in (kernel, *kappas, *weights):
-        control.observe(redraw, names="value")
-    return ipywidgets.VBox([kernel, ipywidgets.HBox([ipywidgets.VBox(kappas), ipywidgets.VBox(weights)]), figure])
+from bachlib import BachError
+from bachlib.data import Dataset
+from bachlib.model.twotower import TwoTower
+from bachlib.serve import Retriever
+from bachlib.serve.session import Session
+from bachlib.show.controls import TIGHT, Row, why_html
+from bachlib.show.plots.profiles import slate_by_head
+from bachlib.show.plots.style import themed
+from bachlib.train.run import Run, data_of
 
 
-def steering_explorer(retriever: Retriever, history: list[int], items: pd.DataFrame, K: int = 15) -> ipywidgets.Widget:
-    """A slider for each head's weight, and the slate before and after joined by slopes (`plots.slate_slopes`)."""
-    before = retriever.retrieve([history], K)
-    start = before.pi[0]
-    sliders = [
-        ipywidgets.FloatSlider(float(share), min=0, max=1, step=0.01, description=f"head {r}", readout_format=".2f")
-        for r, share in enumerate(start)
-    ]
-    reset = ipywidgets.Button(description="back to π_u")
-    figure = go.FigureWidget(slopes_between(before, before, items, "π_u as the model has it"))
-    asked = []  # a slider that is moved while others are being put back has nothing to draw yet
+class Explorer(w.VBox):
+    """`models`: what can be switched between, BACH models of one data set; `most_heads`: sliders at a time."""
 
-    def redraw(_change=None) -> None:
-        if asked:
+    def __init__(
+        self,
+        models: Mapping[str, Run | TwoTower | Retriever],
+        dataset: Dataset,
+        user: int = 0,
+        K: int = 15,
+        most_heads: int = 8,
+    ):
+        self.session, self.most_heads = Session(models, dataset, K), most_heads
+        self.answered_ms, self._still = 0.0, 0
+        self._make_controls()
+        self.figure = go.FigureWidget(layout=themed(slate_by_head(np.ones((1, 1)), np.ones(1), [""], [""])).layout)
+        self.figure.update_layout(width=610, showlegend=False)  # the heads are listed beside it
+        rows = w.VBox([row.box for row in self.rows])
+        left = w.VBox([rows, self.others, self.back, self.status, self.asked, self.because], layout={"width": "475px"})
+        people, catalogue = w.VBox([self.search, self.users]), w.VBox([self.typed, self.found])
+        super().__init__(
+            [w.HBox([self.method, people, catalogue]), self.history, w.HBox([left, self.figure])],
+        )
+        self._look_for_users()
+        self._be(user)
+
+    @classmethod
+    def of_runs(cls, *folders: str | Path, data: str | Path | None = None, **how) -> Explorer:
+        """The runs of some folders, as `bach train` leaves them; all of one data set."""
+        if not folders:
+            raise BachError("give at least one run folder, e.g. outputs/runs/p-bach-movielens-1m-…")
+        dataset = data_of(Path(folders[0]), Path(data) if data else None)
+        runs = [Run.load(folder, dataset) for folder in folders]
+        names = [run.about["identity"]["model"]["method"] for run in runs]
+        twice = len(set(names)) < len(names)
+        return cls(
+            {run.folder.name if twice else name: run for name, run in zip(names, runs, strict=True)}, dataset, **how
+        )
+
+    def __repr__(self) -> str:
+        told = f"{self.session.dataset.n_users:,} users, {self.session.dataset.n_items:,} items"
+        return f"Explorer({', '.join(self.session.retrievers)}; {told})"
+
+    # ------------------------------------------------------------------------------------------------------- controls
+
+    def _make_controls(self) -> None:
+        column, word = {"width": "440px"}, {"description_width": "70px"}
+        self.method = w.ToggleButtons(options=list(self.session.retrievers), layout={"width": "170px"})
+        self.search = w.Text(placeholder="a number, or what they like", description="find user", style=word)
+        self.users = w.Select(rows=3, layout=column)
+        self.typed = w.Text(placeholder="a word of a title", description="add item", style=word)
+        self.found = w.Select(rows=3, layout=column)
+        self.history = w.TagsInput(
+            allow_duplicates=False,
+            layout={"width": "98%", "max_height": "66px", "overflow": "auto"},
+            placeholder="history",
+        )
+        self.rows = [Row.make(lambda _change: self._still or self._steer()) for _ in range(self.most_heads)]
+        self.others = w.HTML()
+        self.back = w.Button(description="back to π_u", icon="undo")
+        self.status = w.HTML()
+        self.asked = w.Dropdown(description="why this?", layout=column, style=word)
+        self.because = w.HTML()
+        for control, do in (
+            (self.method, self._choose), (self.search, self._look_for_users), (self.users, self._be),
+            (self.typed, self._look_for_items), (self.found, self._add), (self.history, self._read),
+            (self.asked, self._why),
+        ):  # fmt: skip
+            control.observe(lambda _change, do=do: self._still or do(), names="value")
+        self.back.on_click(lambda _button: self._show_heads())
+
+    @contextmanager
+    def _quiet(self) -> Iterator[None]:
+        """While controls are set by the program, nothing happens by itself."""
+        self._still += 1
+        try:
+            yield
+        finally:
+            self._still -= 1
+
+    def _look_for_users(self) -> None:
+        found = self.session.find_users(self.search.value)
+        with self._quiet():
+            self.users.options = [(self.session.about_user(int(u)), int(u)) for u in found]
+            self.users.value = None
+        if found and self.search.value:
+            self.users.value = int(found[0])
+
+    def _be(self, user: int | None = None) -> None:
+        user = self.users.value if user is None else user
+        if user is not None:
+            self.session.be(user)
+            self._show_history()
+
+    def _look_for_items(self) -> None:
+        with self._quiet():
+            self.found.options = [(self.session.title(i), i) for i in self.session.find_items(self.typed.value)]
+            self.found.value = None
+
+    def _add(self) -> None:
+        if self.found.value is not None:
+            self.session.read([*self.session.history.tolist(), self.found.value])
+            self._show_history()
+
+    def _show_history(self) -> None:
+        with self._quiet():
+            self.history.value = [self._tag(i) for i in self.session.history]
+        self._show_heads()
+
+    def _tag(self, item: int) -> str:
+        return f"{self.session.title(item)} · {item}"
+
+    def _read(self) -> None:
+        """Tags were removed, moved or typed; what was typed becomes the item that fits best."""
+        numbers, unknown = [], []
+        for tag in self.history.value:
+            number = tag.rpartition(" · ")[2]
+            known = number.isdigit() and int(number) < self.session.dataset.n_items and self._tag(int(number)) == tag
+            found = [int(number)] if known else self.session.find_items(tag, 1)
+            numbers += [i for i in found if i not in numbers]
+            unknown += [tag] if not found else []
+        self.session.read(numbers)
+        self._show_history()
+        if unknown:
+            self.status.value = f"<b>There is no item like “{escape(unknown[0])}”.</b>"
+
+    def _choose(self) -> None:
+        self.session.choose(self.method.value)
+        self._show_heads()
+
+    # ------------------------------------------------------------------------------------------------ heads and slate
+
+    def _show_heads(self) -> None:
+        """New heads, or back to what the model says of the old ones."""
+        heads = self.session.heads
+        self.shown = heads.largest(self.most_heads)
+        self.before = self.session.slate()
+        with self._quiet():
+            for row, r in zip_longest(self.rows, self.shown):
+                row.box.layout.display = "none" if r is None else None
+                if r is not None:
+                    row.show(int(r), heads)
+        hidden = len(heads.pi) - len(self.shown)
+        kept = f"{hidden} other heads keep their {1 - heads.pi[self.shown].sum():.0%} of π<sub>u</sub>"
+        self.others.value = f"<small>{kept}</small>" if hidden else ""
+        self._steer()
+
+    @property
+    def pi(self) -> np.ndarray:
+        """π as the sliders have it; a slider that was not moved stands for the model's own number."""
+        own = self.session.heads.pi
+        weights = {}
+        for r, row in zip(self.shown, self.rows, strict=False):
+            moved = abs(row.slider.value - own[r]) > 0.006  # a slider has two digits
+            weights[int(r)] = 0.0 if row.forbid.value else row.slider.value if moved else own[r]
+        return self.session.steered(weights)
+
+    def _steer(self) -> None:
+        start = perf_counter()
+        try:
+            pi = self.pi
+        except BachError:
+            self.status.value = "<b>No head has any weight: there is nothing to serve by.</b>"
             return
-        weight = np.array([slider.value for slider in sliders])
-        if weight.sum() == 0:
-            figure.layout.title.text = "No head has any weight: there is nothing to serve by"
-            return
-        pi = weight / weight.sum()
-        untouched = np.allclose(weight, start, atol=0.006)
-        what = "π_u as the model has it" if untouched else f"π = ({', '.join(f'{share:.2f}' for share in pi)})"
-        drawn = slopes_between(before, before if untouched else retriever.retrieve([history], K, pi=pi), items, what)
-        with figure.batch_update():
-            figure.data = []
-            figure.add_traces(drawn.data)
-            figure.layout.title.text = drawn.layout.title.text
+        self.slate = self.session.slate(pi)
+        self._draw(themed(self.picture()))
+        with self._quiet():
+            chosen, items = self.asked.value, self.slate.items[0].tolist()
+            self.asked.options = [(f"{n}. {self.session.title(i)}", i) for n, i in enumerate(items, 1)]
+            self.asked.value = chosen if chosen in items else items[0]
+        self._why()
+        self.answered_ms = 1000 * (perf_counter() - start)
+        moved = np.abs(pi - self.session.heads.pi).sum() / 2
+        proved = "proved: exactly the best of all items" if self.slate.certified[0] else "not proved"
+        who = "a history of your own" if self.session.user is None else f"user {self.session.user} · ★ liked later"
+        self.status.value = (
+            f'<div style="{TIGHT}"><small>{who}<br>{moved:.0%} of π<sub>u</sub> moved · {proved}<br>'
+            f"answered in {self.answered_ms:.0f} ms</small></div>"
+        )
 
-    def back(_button=None) -> None:
-        asked.append(True)
-        for slider, share in zip(sliders, start, strict=True):
-            slider.value = float(share)
-        asked.clear()
-        redraw()
+    def _draw(self, drawn: go.Figure) -> None:
+        """Refill the figure that is there: much less has to travel to the browser than with a new one."""
+        with self.figure.batch_update():
+            if len(drawn.data) != len(self.figure.data):
+                self.figure.data = []
+                self.figure.add_traces(drawn.data)
+                for trace in self.figure.data:
+                    trace.on_click(self._clicked)
+            else:
+                for old, new in zip(self.figure.data, drawn.data, strict=True):
+                    kept = {key: new[key] for key in ("x", "y", "customdata", "text", "name", "hovertemplate")}
+                    old.update(kept, marker_color=new.marker.color)
+            self.figure.layout.title.text, self.figure.layout.height = drawn.layout.title.text, drawn.layout.height
+            self.figure.layout.yaxis.update(tickvals=drawn.layout.yaxis.tickvals, ticktext=drawn.layout.yaxis.ticktext)
 
-    for slider in sliders:
-        slider.observe(redraw, names="value")
-    reset.on_click(back)
-    return ipywidgets.HBox([ipywidgets.VBox([*sliders, reset]), figure])
+    def _clicked(self, _trace, points, _state) -> None:
+        if points.point_inds:
+            self.asked.value = int(self.slate.items[0][points.point_inds[0]])
 
+    def picture(self) -> go.Figure:
+        """What is shown now, as a figure."""
+        slate, was = self.slate, {item: n for n, item in enumerate(self.before.items[0].tolist())}
+        items, marks = slate.items[0].tolist(), []
+        for n, item in enumerate(items):
+            up = was.get(item, n) - n
+            moved = "new" if item not in was else f"↑{up}" if up > 0 else f"↓{-up}" if up < 0 else ""
+            marks.append(f"{'★ ' * (item in self.session.later)}{moved}".strip())
+        names = [self.session.heads.names[r] for r in self.shown]
+        relative = np.exp(slate.scores[0] - slate.scores[0, 0])
+        titles = [self.session.title(i) for i in items]
+        return slate_by_head(slate.head_share[0][:, self.shown], relative, titles, names, self.shown, marks)
 
-def slopes_between(before: Slate, after: Slate, items: pd.DataFrame, what: str) -> go.Figure:
-    """`plots.slate_slopes` of the first request of two slates; `items` has the titles."""
-    heads = tuple(
-        dict(zip(s.items[0].tolist(), s.head_share[0].argmax(1).tolist(), strict=True)) for s in (before, after)
-    )
-    titles = {item: str(items["title"].get(item, f"item {item}")) for item in {*heads[0], *heads[1]}}
-    return slate_slopes(before.items[0], after.items[0], heads, titles, what)
+    # ------------------------------------------------------------------------------------------------------------ why
+
+    def _why(self) -> None:
+        self.because.value = why_html(self.session, self.session.why(self.asked.value, self.pi))

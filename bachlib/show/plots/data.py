@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from bachlib.data import Dataset
 from bachlib.params import N_TEST, N_VALID
-from bachlib.show.plots.style import COLOURS, INK, colour
+from bachlib.show.plots.style import COLOURS, INK, colour, label
 
 
 def funnel(steps: list[dict[str, Any]]) -> go.Figure:
@@ -61,12 +60,11 @@ def sequence_lengths(lengths: np.ndarray, min_items: int) -> go.Figure:
     return figure.update_layout(title=f"A user gives {mean:.0f} training windows on average", bargap=0.02)
 
 
-def timeline(dataset: Dataset, u: int, labels: np.ndarray, names: list[str]) -> go.Figure:
+def timeline(u: int, sequence: np.ndarray, titles: np.ndarray, labels: np.ndarray, names: list[str]) -> go.Figure:
     """One user's sequence: a dot per liked item in its row (genre or interest), the held-out items at the right.
 
-    labels: for each item of the catalogue the row it belongs to; names: what the rows are called.
+    titles, labels: of each item of the catalogue its title and the row it belongs to; names: what the rows are called.
     """
-    sequence = dataset.sequence(u)
     row = np.asarray(labels)[sequence]
     used = [r for r in np.argsort(-np.bincount(row, minlength=len(names))) if (row == r).any()]
     figure = go.Figure()
@@ -74,7 +72,8 @@ def timeline(dataset: Dataset, u: int, labels: np.ndarray, names: list[str]) -> 
         at = np.flatnonzero(row == r)
         figure.add_scatter(
             x=at, y=[names[r]] * len(at), mode="markers", marker={"color": colour(r), "size": 8}, showlegend=False,
-            text=dataset.items["title"].iloc[sequence[at]], hovertemplate="%{text}<extra>item %{x}</extra>",
+            text=[label(title) for title in np.asarray(titles)[sequence[at]]],
+            hovertemplate="%{text}<extra>item %{x}</extra>",
         )  # fmt: skip
     end = len(sequence)
     for start, stop, name, fill in (
@@ -92,9 +91,8 @@ def timeline(dataset: Dataset, u: int, labels: np.ndarray, names: list[str]) -> 
     return figure.update_layout(title=title, title_pad_b=24, margin_t=70, height=150 + 26 * len(used))
 
 
-def windows(dataset: Dataset, u: int, n_hist: int, n_next: int) -> go.Figure:
-    """First, second and last training window of a user over the sequence."""
-    length = len(dataset.sequence(u))
+def windows(length: int, n_hist: int, n_next: int) -> go.Figure:
+    """First, second and last training window of a user over a sequence of so many items."""
     prefix = length - N_VALID - N_TEST
     n_hist = min(n_hist, prefix - n_next)  # a short sequence gives one window, padded on the left
     last = prefix - n_hist - n_next
@@ -156,15 +154,16 @@ def bars(values: dict[str, float], title: str, axis: str) -> go.Figure:
     return figure.update_layout(title=title, height=120 + 42 * len(values))
 
 
-def proportions(pi: np.ndarray, names: list[str], title: str) -> go.Figure:
-    """π of the first users (n, k) as stacked bars, one colour per head or interest."""
-    users = [f"user {u}" for u in range(len(pi))]
+def proportions(pi: np.ndarray, names: list[str], title: str, users: list[int] | None = None) -> go.Figure:
+    """π of some users (n, k), the first ones if nothing is said, as stacked bars, one colour per head or interest."""
+    users = [f"user {u}" for u in (range(len(pi)) if users is None else users)]
     figure = go.Figure()
     for r, name in enumerate(names):
         hover = f"{name} %{{x:.0%}}<extra></extra>"
         figure.add_bar(y=users, x=pi[:, r], orientation="h", name=name, marker_color=colour(r), hovertemplate=hover)
     figure.update_yaxes(autorange="reversed")
-    figure.update_xaxes(title="π_u", tickformat=".0%", range=[0, 1])
+    figure.update_xaxes(title="π<sub>u</sub>", tickformat=".0%", range=[0, 1])
+    height = 140 + max(40 + 34 * len(users), 20 * len(names))
     return figure.update_layout(
-        barmode="stack", title=title, height=180 + 34 * len(users), legend={"font_size": 11, "traceorder": "normal"}
+        barmode="stack", title=title, height=height, legend={"font_size": 12, "traceorder": "normal"}
     )

@@ -8,9 +8,9 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
-from bachlib.show.plots.style import COLOURS, INK, PAPER, colour, label
+from bachlib.show.plots.style import COLOURS, INK, PALE, PAPER, colour, label
 
-BLUE_TO_ORANGE = [[0, COLOURS[0]], [0.5, PAPER], [1, COLOURS[5]]]
+PALE_TO_ORANGE = [[0, PALE], [0.5, PAPER], [1, COLOURS[5]]]  # less of a genre is the rule: it should not shout
 
 
 def map_of_items(
@@ -24,22 +24,22 @@ def map_of_items(
     regions: dict[str, Float[np.ndarray, " 2"]] | None = None,
     history: Sequence[int] = (),
     title: str | None = None,
+    most: int = 3000,
 ) -> go.Figure:
     """Items in the colour of the head that explains them best, heads as stars sized by π and joined to their items.
 
     `hover`: a text per item; `top`: places of each head's first items; `regions`: words on the map; `history`: items to
-    mark with a ring. A head that explains no item and has no weight is left out of the legend, not of the map.
+    mark with a ring. Of more than `most` items some are drawn, at random, and all that are in `top` or `history`.
     """
     figure = go.Figure()
-    Dots = go.Scattergl if len(items) > 15_000 else go.Scatter
+    shown = np.random.default_rng(0).permutation(len(items))[:most]
+    shown = np.unique(np.concatenate([shown, *(np.asarray(p, int) for p in top), np.asarray(history, int)]))
     for r, name in enumerate(names):
-        at = np.flatnonzero(item_head == r)
-        figure.add_trace(
-            Dots(
-                x=items[at, 0], y=items[at, 1], mode="markers", name=label(name), legendgroup=str(r),
-                showlegend=False, text=[hover[i] for i in at], hovertemplate=f"%{{text}}<extra>{label(name)}</extra>",
-                marker={"size": 4, "opacity": 0.45, "color": colour(r)},
-            )
+        at = shown[item_head[shown] == r]
+        figure.add_scatter(
+            x=items[at, 0], y=items[at, 1], mode="markers", name=f"items of head {r}", legendgroup=str(r),
+            showlegend=False, text=[hover[i] for i in at], hovertemplate=f"%{{text}}<extra>{label(name)}</extra>",
+            marker={"size": 4, "opacity": 0.45, "color": colour(r)},
         )  # fmt: skip
     for r, places in enumerate(top):
         ends = items[np.asarray(places, int)]
@@ -90,7 +90,7 @@ def head_lift(
     figure = go.Figure(
         go.Heatmap(
             z=z, x=[label(g, 18) for g in genres], y=[f"{r} · {label(name, 26)}" for r, name in enumerate(names)],
-            customdata=lift, colorscale=BLUE_TO_ORANGE, zmid=0, zmin=-3, zmax=3, xgap=1, ygap=1,
+            customdata=lift, colorscale=PALE_TO_ORANGE, zmid=0, zmin=-3, zmax=3, xgap=1, ygap=1,
             text=text if cells else None, texttemplate="%{text}" if cells else None, textfont={"size": 11},
             hovertemplate="%{y}<br>%{x}: × %{customdata:.2f}<extra></extra>",
             colorbar={"title": "lift", "tickvals": ticks, "ticktext": [f"× {2.0**t:g}" for t in ticks]},
@@ -128,7 +128,11 @@ def kappa_and_tightness(
 
 
 def recovered_interests(
-    overlap: Float[np.ndarray, "k m"], names: Sequence[str], truth: Sequence[str], share: Float[np.ndarray, " m"]
+    overlap: Float[np.ndarray, "k m"],
+    names: Sequence[str],
+    truth: Sequence[str],
+    share: Float[np.ndarray, " m"],
+    what: str = "planted interests",
 ) -> go.Figure:
     """True interests against heads: which share of an interest's items a head is responsible for.
 
@@ -148,10 +152,8 @@ def recovered_interests(
         )
     )  # fmt: skip
     figure.update_yaxes(autorange="reversed", showgrid=False)
-    figure.update_xaxes(tickangle=-40, showgrid=False, title="planted interest")
+    figure.update_xaxes(tickangle=-40, showgrid=False, title=what)
     held = float((overlap.max(0) * share).sum() / share.sum())
     one = sum(overlap.max(0) > 0.5)
-    text = (
-        f"{one} of {len(truth)} planted interests have a head of their own; {held:.0%} of likes fall to the first head"
-    )
+    text = f"{one} of {len(truth)} {what} have one head for most of their items ({held:.0%} on average)"
     return figure.update_layout(title=text, height=max(380, 190 + 24 * len(used)))

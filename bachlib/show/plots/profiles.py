@@ -28,8 +28,8 @@ def pi_ternary(pi: Float[np.ndarray, "U 3"], names: Sequence[str], hover: Sequen
             {axis: {"title": {"text": label(name, 26)}, "tickformat": ".0%", "tickfont": {"size": 11}}}
         )
     return figure.update_layout(
-        title={"text": f"{inside:.0%} of the users have no head with 80% of their π", "pad": {"b": 34}}, height=520,
-        margin={"t": 100, "b": 50},
+        title={"text": f"{inside:.0%} of the users have no head with 80% of their π", "pad": {"b": 44}}, height=540,
+        margin={"t": 110, "b": 60},
     )  # fmt: skip
 
 
@@ -60,7 +60,7 @@ def pi_admixture(
     largest = float(pi.max(1).mean())
     return figure.update_layout(
         title={"text": f"A user is a mixture: on average the largest head has {largest:.0%} of π", "pad": {"b": 30}},
-        barmode="stack", bargap=0, height=430, margin={"t": 84},
+        barmode="stack", bargap=0, height=max(430, 150 + 20 * len(names)), margin={"t": 84},
         legend={"font": {"size": 12}, "traceorder": "normal"},
     )  # fmt: skip
 
@@ -90,7 +90,8 @@ def history_strip(
     needed = int(np.searchsorted(np.cumsum(mean), 0.9)) + 1
     text = f"{needed} of {gamma.shape[1]} heads explain nine tenths of this user's {len(gamma)} items"
     return figure.update_layout(
-        title={"text": text, "pad": {"b": 30}}, barmode="stack", bargap=0.06, height=340, margin={"t": 84},
+        title={"text": text, "pad": {"b": 30}}, barmode="stack", bargap=0.06, margin={"t": 84},
+        height=max(340, 150 + 20 * len(names)),
         legend={"font": {"size": 12}, "traceorder": "normal"},
     )  # fmt: skip
 
@@ -100,34 +101,50 @@ def slate_by_head(
     relative: Float[np.ndarray, " K"],
     titles: Sequence[str],
     names: Sequence[str],
+    numbers: Sequence[int] | None = None,
+    marks: Sequence[str] | None = None,
     title: str | None = None,
 ) -> go.Figure:
     """A slate as stacked bars: an item's bar is as long as its score, m(i | u) over that of the first item, and split
-    by the share of each head. All heads have a trace, so that a widget can refill them."""
+    by the share of each head.
+
+    `numbers`: which heads these are, where not all are shown; the others are one grey part. `marks`: a word behind
+    each title. Every head has a trace, also one that brings nothing, so that a widget can refill them.
+    """
     figure, y = go.Figure(), list(range(1, len(share) + 1))
-    for r, name in enumerate(names):
+    numbers = range(len(names)) if numbers is None else numbers
+    parts = [(share[:, n], colour(r), f"{r} · {label(names[n], 22)}") for n, r in enumerate(numbers)]
+    rest = 1 - share.sum(1)
+    if rest.max() > 1e-6:
+        parts.append((rest, GREY, "other heads"))
+    for part, fill, name in parts:
         figure.add_bar(
-            y=y, x=share[:, r] * relative, orientation="h", name=f"{r} · {label(name, 22)}",
-            marker={"color": colour(r), "line": {"width": 0}}, customdata=share[:, r],
-            text=[label(t) for t in titles], textposition="none",
-            hovertemplate=f"%{{text}}<br>{label(name)} %{{customdata:.0%}}<extra>place %{{y}}</extra>",
+            y=y, x=part * relative, orientation="h", name=name, marker={"color": fill, "line": {"width": 0}},
+            customdata=part, text=[label(t) for t in titles], textposition="none",
+            hovertemplate=f"%{{text}}<br>{name}: %{{customdata:.0%}}<extra></extra>",
         )  # fmt: skip
+    behind = [f" {mark}" if mark else "" for mark in (marks or [""] * len(y))]
     figure.update_yaxes(
-        autorange="reversed", tickvals=y, ticktext=[f"{label(t)}  {n}" for n, t in zip(y, titles, strict=True)],
-        showgrid=False, tickfont={"size": 13},
+        autorange="reversed", tickvals=y, showgrid=False, tickfont={"size": 13},
+        ticktext=[f"{label(t)}{mark}  {n}" for n, t, mark in zip(y, titles, behind, strict=True)],
     )  # fmt: skip
     figure.update_xaxes(title="m(i | u), the first item's = 1", range=[0, 1.02])
     return figure.update_layout(
-        title=title or slate_title(share), barmode="stack", bargap=0.2, height=130 + 26 * len(share),
-        legend={"font": {"size": 12}, "traceorder": "normal"}, margin={"l": 250},
+        title={"text": title or slate_title(share, numbers), "xref": "container", "x": 0.01},
+        barmode="stack", bargap=0.2,
+        height=130 + max(26 * len(share), 20 * len(parts)), margin={"l": 255},
+        legend={"font": {"size": 12}, "traceorder": "normal"},
     )  # fmt: skip
 
 
-def slate_title(share: Float[np.ndarray, "K k"]) -> str:
+def slate_title(share: Float[np.ndarray, "K k"], numbers: Sequence[int]) -> str:
     """Who brings the slate, in words."""
     brought = np.bincount(share.argmax(1), minlength=share.shape[1])
     several = int((brought > 0).sum())
-    return f"{several} heads bring these {len(share)} items; head {brought.argmax()} brings {brought.max()}"
+    most = int(brought.argmax())
+    if several == 1:
+        return f"Head {numbers[most]} has the largest part in all of these {len(share)} items"
+    return f"{several} heads bring these {len(share)} items; head {numbers[most]} brings {brought[most]}"
 
 
 def pi_before_after(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 from jaxtyping import Float, Int
 from plotly.subplots import make_subplots
 
-from bachlib.show.plots.style import COLOURS, GREY, INK, colour
+from bachlib.show.plots.style import COLOURS, GREY, INK, colour, label
 
 
 def recall_and_cost(table: pd.DataFrame, exact_ms: float) -> go.Figure:
@@ -101,7 +103,7 @@ def slate_slopes(
     before: Int[np.ndarray, " K"],
     after: Int[np.ndarray, " K"],
     heads: tuple[dict[int, int], dict[int, int]],
-    titles: dict[int, str],
+    titles: Mapping[int, str] | pd.Series,
     what: str,
 ) -> go.Figure:
     """Two slates side by side, joined where an item is in both; a dot has the colour of the head that brought the item.
@@ -117,12 +119,13 @@ def slate_slopes(
     for item in dict.fromkeys([*ranks[0], *ranks[1]]):
         x = [side for side in (0, 1) if item in ranks[side]]
         y, colours = [ranks[side][item] for side in x], [colour(heads[side][item]) for side in x]
-        names = [f"{titles[item]}  {y[0]}" if side == 0 else f"{y[-1]}  {titles[item]}" for side in x]
+        title = label(titles[item], 30)
+        names = [f"{title}  {y[0]}" if side == 0 else f"{y[-1]}  {title}" for side in x]
         figure.add_scatter(
             x=x, y=y, mode="lines+markers+text", text=names, showlegend=False,
             textposition=["middle left" if side == 0 else "middle right" for side in x],
             line={"color": colours[-1], "width": 2}, marker={"size": 9, "color": colours}, textfont={"size": 12},
-            hovertemplate=f"{titles[item]}: place %{{y}}<extra></extra>",
+            hovertemplate=f"{title}: place %{{y}}<extra></extra>",
         )  # fmt: skip
     stayed = len(ranks[0].keys() & ranks[1].keys())
     figure.update_xaxes(tickvals=[0, 1], ticktext=["before", "after"], range=[-0.9, 1.9], showgrid=False, side="top")
@@ -145,7 +148,7 @@ def pi_slopes(
     figure.update_xaxes(tickvals=[0, 1], ticktext=["the model's π_u", "after steering"], range=[-0.15, 1.15])
     figure.update_yaxes(title="share of the head", tickformat=".0%", rangemode="tozero")
     moved = float(np.abs(np.asarray(after) - before).sum() / 2)
-    return figure.update_layout(title=f"{what} moves {moved:.0%} of π_u")
+    return figure.update_layout(title=f"{what} moves {moved:.0%} of π<sub>u</sub>")
 
 
 def cold_start_curve(

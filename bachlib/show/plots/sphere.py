@@ -111,16 +111,30 @@ def draws(heads: torch.Tensor, pi: list[float], kappas: list[float], kernel, see
         return kernel.sample(heads[r].double(), torch.tensor(kappas, dtype=torch.float64)[r])
 
 
-def mixture_on_sphere(heads: torch.Tensor, pi: list[float], kappas: list[float], kernel, seed: int = 0) -> go.Figure:
-    """Three-dimensional heads with their mixture density as colour and samples as dots."""
+def mixture_on_sphere(
+    heads: torch.Tensor,
+    pi: list[float],
+    kappas: list[float],
+    kernel,
+    seed: int = 0,
+    positive: torch.Tensor | None = None,
+    negatives: torch.Tensor | None = None,
+) -> go.Figure:
+    """Three-dimensional heads with their mixture density as colour and samples as dots.
+
+    With a positive (3,) and negatives (R, 3): what a training step sees instead of samples, and in the title γ, which
+    looks at the positive only.
+    """
     x, y, z = ball_grid()
     figure = go.Figure()
     colours = surface_density(heads, pi, kappas, kernel)
     figure.add_surface(
         x=x, y=y, z=z, surfacecolor=colours, colorscale=[[0, BALL], [1, COLOURS[0]]], showscale=False, hoverinfo="skip"
     )
-    px, py, pz = (1.01 * draws(heads, pi, kappas, kernel, seed)).T.numpy()
-    figure.add_scatter3d(x=px, y=py, z=pz, mode="markers", marker={"size": 2, "color": INK}, name="samples")
+    dots = draws(heads, pi, kappas, kernel, seed) if negatives is None else negatives
+    px, py, pz = (1.01 * dots).T.numpy()
+    said = "samples" if negatives is None else "negatives"
+    figure.add_scatter3d(x=px, y=py, z=pz, mode="markers", marker={"size": 2, "color": INK}, name=said)
     for r, head in enumerate(heads):
         hx, hy, hz = (1.25 * head).tolist()
         label = f"u{r + 1}: π = {pi[r]:.2g}, κ = {kappas[r]:.3g}"
@@ -128,10 +142,18 @@ def mixture_on_sphere(heads: torch.Tensor, pi: list[float], kappas: list[float],
             x=[0, hx], y=[0, hy], z=[0, hz], mode="lines+text", text=["", label],
             line={"color": colour(r + 1), "width": 8}, name=f"head {r + 1}",
         )  # fmt: skip
+    title = f"A mixture on the sphere: π is how much, κ is how tight ({kernel.name})"
+    if positive is not None:
+        x, y, z = (1.03 * positive).tolist()
+        marker = {"size": 9, "symbol": "diamond", "color": COLOURS[5], "line": {"color": INK, "width": 1}}
+        figure.add_scatter3d(x=[x], y=[y], z=[z], mode="markers", marker=marker, name="positive")
+        t, kappa = (heads @ positive).double(), torch.tensor(kappas, dtype=torch.float64)
+        gamma = mixture.responsibilities(torch.tensor(pi).double().log()[None], kernel.log_density(t, kappa, 3)[None])
+        parts = ", ".join(f"{g:.2f}" for g in gamma[0].exp())
+        title = f"γ = ({parts}) shares out the positive; it does not look at the negatives"
     return figure.update_layout(
         scene=NO_AXES, scene_camera_eye={"x": 1.0, "y": 0.9, "z": 0.75},
-        height=560, margin={"l": 0, "r": 0, "t": 60, "b": 0},
-        title=f"A mixture on the sphere: π is how much, κ is how tight ({kernel.name})",
+        height=560, margin={"l": 0, "r": 0, "t": 60, "b": 0}, title=title,
     )  # fmt: skip
 
 

@@ -13,17 +13,20 @@ import plotly.graph_objects as go
 import plotly.io as pio
 from plotly.io.base_renderers import MimetypeRenderer
 
+from bachlib import BachError
+
 # Okabe–Ito (its yellow darkened: it is not seen on white), then Tol's muted scheme
 COLOURS = """
     #0072B2 #E69F00 #009E73 #CC79A7 #56B4E9 #D55E00 #A89A00 #882255
     #44AA99 #332288 #BFA64A #117733 #AA4499 #808020 #6FB1D6 #661100
 """.split()
-INK, GREY, LIGHT, PAPER, BALL = "#222222", "#707070", "#E5E5E5", "#FFFFFF", "#F4F6F8"
+INK, GREY, LIGHT, PAPER = "#222222", "#707070", "#E5E5E5", "#FFFFFF"
+BALL, PALE = "#F4F6F8", "#BFD9EA"  # a surface, and the cold end of a scale
 
 # what a colour of the light figures becomes in the dark: the same hue, light enough to be seen
 DARK = {
-    INK: "#ECECEC", GREY: "#A0A0A0", LIGHT: "#3A3F46", PAPER: "#16191D", BALL: "#2A2F36",
-    "#0072B2": "#3D9BDC", "#882255": "#D5679C", "#332288": "#8C7FE0", "#117733": "#3FA866", "#661100": "#CC6B50",
+    INK: "#ECECEC", GREY: "#A0A0A0", LIGHT: "#3A3F46", PAPER: "#16191D", BALL: "#2A2F36", PALE: "#21384A",
+    "#0072B2": "#3D9BDC", "#882255": "#E0507A", "#332288": "#8C7FE0", "#117733": "#3FA866", "#661100": "#CC6B50",
     "#AA4499": "#CF6CBE", "#808020": "#B0B040", "#A89A00": "#D8C93A",
 }  # fmt: skip
 
@@ -89,6 +92,8 @@ pio.renderers["bach-dark"] = _Dark()
 
 def use(theme: Literal["light", "dark"]) -> None:
     """Show all figures and widgets of this session light or dark."""
+    if theme not in ("light", "dark"):
+        raise BachError(f"use({theme!r}): figures are light or dark")
     # data only: the other renderers store megabytes of script in the notebook
     pio.renderers.default = {"light": "plotly_mimetype", "dark": "bach-dark"}[theme]
 

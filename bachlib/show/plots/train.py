@@ -7,7 +7,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from bachlib.show.plots.style import COLOURS, GREY, LIGHT, PAPER, colour
+from bachlib.show.plots.style import COLOURS, GREY, INK, LIGHT, PAPER, colour
 
 Histories = dict[str, pd.DataFrame]
 
@@ -35,8 +35,14 @@ def elbo_terms(history: pd.DataFrame) -> go.Figure:
     return figure.update_layout(title=f"The bound rises by {gain:.1f} nats, nearly all of it reconstruction")
 
 
-def kappa_trajectories(history: pd.DataFrame, start: float) -> go.Figure:
-    """Mean κ of each head over the steps, inside the band of all κ seen; nothing but the ELBO holds them."""
+PAPER_KAPPA = {"power-spherical": (20, 30), "von-mises-fisher": (17, 21)}  # section 5.4: where the largest κ end
+
+
+def kappa_trajectories(history: pd.DataFrame, start: float, kernel: str = "power-spherical") -> go.Figure:
+    """Mean κ of each head over the steps, inside the band of all κ seen; nothing but the ELBO holds them.
+
+    The dotted lines are the band in which the paper's largest κ end, at d = 64.
+    """
     x, kappa = steps_of(history), np.stack(history["kappa"])
     figure = go.Figure()
     figure.add_scatter(x=x, y=history["kappa_max"], line={"width": 0}, showlegend=False, hoverinfo="skip")
@@ -46,6 +52,13 @@ def kappa_trajectories(history: pd.DataFrame, start: float) -> go.Figure:
     )  # fmt: skip
     for r in range(kappa.shape[1]):
         figure.add_scatter(x=x, y=kappa[:, r], name=f"head {r + 1}", line={"color": colour(r), "width": 2})
+    low, high = PAPER_KAPPA[kernel]
+    for y in (low, high):
+        figure.add_hline(y=y, line={"color": INK, "dash": "dot", "width": 1.5})
+    figure.add_annotation(
+        x=1, xref="paper", y=high, text=f"the paper's largest κ: {low}–{high}", showarrow=False, yanchor="bottom",
+        xanchor="right",
+    )  # fmt: skip
     figure.add_hline(y=start, line={"color": GREY, "dash": "dash"})
     figure.add_annotation(
         x=1, xref="paper", y=start, text=f"1/τ = {start:.1f}", showarrow=False, yanchor="bottom", xanchor="right"

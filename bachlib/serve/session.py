@@ -1,0 +1,190 @@
+"""One person in front of a retriever: a user or a typed history, heads with names, π to move, a slate, and why.
+
+The explorer's widgets sit on this; it knows nothing of widgets. Everything is in the terms of the data set: users and
+items by number, titles and genres from its tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+
+from bachlib import BachError
+from bachlib.data import Dataset
+from bachlib.evaluate.meaning import genres_of, head_names, shares_of_heads
+from bachlib.model.twotower import TwoTower
+from bachlib.serve.retriever import Retriever
+from bachlib.serve.slate import Slate
+from bachlib.serve.steering import normalised
+from bachlib.train.run import Run
+
+
+class Heads(NamedTuple):
+    """What a model makes of a history."""
+
+    names: list[str]
+    pi: Float[np.ndarray, " k"]
+    kappa: Float[np.ndarray, " k"]
+    vectors: Float[np.ndarray, "k d"]
+
+    def largest(self, m: int) -> Int[np.ndarray, " m"]:
+        """The m heads with the largest π, in their own order."""
+        return np.sort(np.argsort(-self.pi, kind="stable")[:m])
+
+
+class Session:
+    """`choose` a method, `be` a user or `read` a history; then `heads`, `slate` and `why` are about that."""
+
+    def __init__(self, models: Mapping[str, Run | TwoTower | Retriever], dataset: Dataset, K: int = 15):
+        if not models:
+            raise BachError("give at least one model: {'p-bach': run, …}")
+        self.dataset, self.K = dataset, K
+        self.retrievers = {
+            name: model if isinstance(model, Retriever) else Retriever(model, "exact") for name, model in models.items()
+        }
+        for name, one in self.retrievers.items():
+            if one.rule == "max over heads":
+                raise BachError(f"{name} weighs no heads: there is no π to look at or to move; give a BACH model")
+            if one.model.n_items != dataset.n_items:
+                raise BachError(
+                    f"{name} was trained on {one.model.n_items:,} items, the data set has {dataset.n_items:,}: "
+                    "give the data set of the training"
+                )
+        self.genres = genres_of(dataset)
+        titles = dataset.items.get("title", pd.Series([None] * dataset.n_items))
+        self._titles = [f"item {i}" if pd.isna(t) else str(t) for i, t in enumerate(titles)]
+        self._searched = pd.Series(self._titles).str.lower()
+        self._liked = dataset.matrix("train")
+        self._count = np.asarray(self._liked.sum(0)).ravel()
+        self.method = next(iter(self.retrievers))
+        self.be(0)
+
+    # ------------------------------------------------------------------------------------------------ who is asked for
+
+    @property
+    def retriever(self) -> Retriever:
+        return self.retrievers[self.method]
+
+    def choose(self, method: str) -> None:
+        if method not in self.retrievers:
+            raise BachError(f"there is no method {method!r}; there are {', '.join(self.retrievers)}")
+        self.method, self._heads = method, None
+
+    def be(self, user: int) -> None:
+        """A user of the data set, before the held-out items; everything they had is left out of slates."""
+        past = self.dataset.history([user], "test", len(self.dataset.sequence(user)))[0]
+        self.user, self.had = user, past[past >= 0]
+        self.later = set(self.dataset.targets([user], "test")[0].tolist())
+        self.history, self._heads = self.had[-self.retriever.model.n_hist :], None
+
+    def read(self, history: list[int]) -> None:
+        """A history of items, oldest first. Unless it is what the user has, it is nobody's."""
+        if list(history) == self.history.tolist():
+            return
+        if wrong := [i for i in history if not 0 <= i < self.dataset.n_items]:
+            raise BachError(f"there is no item {wrong[0]}; items are 0 … {self.dataset.n_items - 1}")
+        self.user, self.later, self._heads = None, set(), None
+        self.history = self.had = np.asarray(history, np.int64)
+
+    def find_items(self, text: str, most: int = 12) -> list[int]:
+        """Items whose title or number fits, the most popular first."""
+        text = text.strip().lower()
+        found = np.flatnonzero(self._searched.str.contains(text, regex=False)) if text else np.empty(0, int)
+        if text.isdigit() and int(text) < self.dataset.n_items:
+            found = np.unique(np.append(found, int(text)))
+        exact = self._searched.to_numpy()[found] == text
+        return found[np.lexsort((-self._count[found], ~exact))][:most].tolist()
+
+    def find_users(self, text: str, most: int = 20) -> list[int]:
+        """Users by number or the log's own id, or by what they like: a genre or a word of a title."""
+        text = text.strip().lower()
+        if not text:
+            return list(range(min(most, self.dataset.n_users)))
+        named = np.flatnonzero(self.dataset.users["raw_id"].astype(str).str.lower() == text)
+        if text.isdigit() and int(text) < self.dataset.n_users:
+            named = np.unique(np.append(int(text), named))
+        wanted = self._searched.str.contains(text, regex=False).to_numpy().astype(np.float32)
+        for g, name in enumerate(self.genres.names):
+            if text in name.lower():
+                wanted = np.maximum(wanted, self.genres.member[:, g])
+        score = self._liked @ wanted
+        order = np.argsort(-score, kind="stable")
+        return [*named, *(u for u in order[score[order] > 0] if u not in named)][:most]
+
+    def about_user(self, user: int) -> str:
+        """A line to recognise a user by: number of likes, genres liked more than others like them."""
+        own = self._liked[user].indices
+        told = f"user {user} · {len(self.dataset.sequence(user))} items"
+        if self.genres.names and len(own):
+            share = self.genres.member[own].mean(0)
+            tells = share * np.log(np.maximum(share, 1e-12) / np.maximum(self.genres.likes, 1e-12))
+            told += " · " + ", ".join(self.genres.names[g] for g in np.argsort(-tells)[:3])
+        return told
+
+    def title(self, item: int) -> str:
+        return self._titles[item] if item < len(self._titles) else f"item {item}"  # one that came later
+
+    def genres_of_item(self, item: int) -> list[str]:
+        if item >= len(self.genres.member):
+            return []
+        return [name for g, name in enumerate(self.genres.names) if self.genres.member[item, g]]
+
+    # ---------------------------------------------------------------------------------------------- what they are given
+
+    @property
+    def heads(self) -> Heads:
+        """Heads of the history, with names: genres they have more of, or the nearest item where there are no genres."""
+        if self._heads is None:
+            query, pi = self.retriever.users.query(self.retriever.catalogue, [self.history])
+            vectors, items = query.heads[0], self.retriever.catalogue.vectors[: self.dataset.n_items]
+            if self.genres.names:
+                share = shares_of_heads(vectors, items, self.genres.member, self.retriever.model.tau)
+                names = head_names(share, self.genres)
+            else:
+                names = [f"like {self.title(i)}" for i in (vectors @ items.T).argmax(1)]
+            self._heads = Heads(names, pi[0], query.kappa[0], vectors)
+        return self._heads
+
+    def steered(self, weights: Mapping[int, float]) -> Float[np.ndarray, " k"]:
+        """π with other weights for some heads; the others keep theirs, and all are scaled to sum to one."""
+        pi = self.heads.pi.copy()
+        for r, weight in weights.items():
+            pi[r] = weight
+        return normalised(pi[None], "these weights")[0]
+
+    def slate(self, pi: Float[np.ndarray, " k"] | None = None) -> Slate:
+        """The best K items for a π, the model's own if nothing is said."""
+        K = min(self.K, self.dataset.n_items - len(set(self.had.tolist())))
+        return self.retriever.retrieve([self.history], K, pi=pi, exclude=self.had)
+
+    def why(self, item: int, pi: Float[np.ndarray, " k"] | None = None) -> Why:
+        """Which head brings an item, and what of the history is like it."""
+        heads = self.heads
+        pi = heads.pi if pi is None else pi
+        vectors = self.retriever.catalogue.vectors
+        cosine = heads.vectors @ vectors[item]
+        model = self.retriever.model
+        t, kappa = (torch.from_numpy(x).double() for x in (cosine, heads.kappa))
+        sigma = model.kernel.log_density(t, kappa, model.d).numpy()
+        with np.errstate(divide="ignore"):
+            terms = np.log(pi) + sigma
+        score = float(np.logaddexp.reduce(terms))
+        table = pd.DataFrame(
+            {"head": heads.names, "π": pi, "κ": heads.kappa, "cosine": cosine, "share": np.exp(terms - score)}
+        )
+        near = np.unique(self.history)
+        likeness = vectors[near] @ vectors[item] if len(near) else np.empty(0)
+        first = np.argsort(-likeness)[:3]
+        return Why(item, score, table, [(int(near[n]), float(likeness[n])) for n in first])
+
+
+class Why(NamedTuple):
+    item: int
+    score: float  # log m(i | u)
+    heads: pd.DataFrame  # a row per head: π, κ, cosine, share of the score
+    like: list[tuple[int, float]]  # items of the history closest to it, with their cosines

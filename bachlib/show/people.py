@@ -1,0 +1,119 @@
+"""Who the pictures of a report are of: users clustered by their π_u, a few that differ, and what heads are called.
+
+Of more than 16 heads those with the largest mean π are shown, the others are one; `shown` are their numbers.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from scipy.cluster.vq import kmeans2
+
+from bachlib.data import Dataset
+from bachlib.evaluate import meaning
+from bachlib.evaluate.diagnostics import encode_users, interest_of_heads
+from bachlib.model.twotower import Encoded, TwoTower
+from bachlib.train.validation import sample_users
+
+MOST = 16  # heads with a colour of their own
+CLUSTERS = 6
+WORK = 200_000_000  # cosines a report may cost
+
+
+class People(NamedTuple):
+    users: Int[np.ndarray, " U"]
+    encoded: Encoded
+    pi: Float[np.ndarray, "U k"]  # equal for a method without weights
+    cluster: Int[np.ndarray, " U"]  # 0 is the largest
+    some: list[int]  # places of users that differ, one per cluster first
+    genres: meaning.Genres
+    share: Float[np.ndarray, "U k g"]  # p_r(g): what each head stands for
+    shared: bool  # do all users have the same heads?
+    shown: Int[np.ndarray, " c"]
+
+    def seen_by(self, at: int) -> People:
+        """The same people with the heads shown that one user has most of, where not all are."""
+        return self._replace(shown=_shown(self.pi[at : at + 1]))
+
+    @property
+    def left(self) -> int:
+        """How many heads are not shown."""
+        return self.pi.shape[1] - len(self.shown)
+
+    @property
+    def over_users(self) -> Float[np.ndarray, "c g"]:
+        """What the shown heads stand for on average."""
+        return meaning.over_users(self.share, self.pi)[self.shown]
+
+    @property
+    def names(self) -> list[str]:
+        return self._numbered(meaning.head_names(self.over_users, self.genres))
+
+    def names_of(self, at: int) -> list[str]:
+        """What the heads mean to one user."""
+        if self.shared:
+            return self.names
+        return self._numbered(meaning.head_names(self.share[at][self.shown], self.genres))
+
+    @property
+    def others(self) -> list[str]:
+        """The name of all heads that are not shown, if there are any."""
+        return [f"the other {self.left} heads"] if self.left else []
+
+    def grouped(self, of_heads: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n c"]:
+        """Numbers of the shown heads, and the sum of the others as one more."""
+        kept = of_heads[:, self.shown]
+        return np.column_stack([kept, of_heads.sum(1) - kept.sum(1)]).clip(min=0) if self.left else kept
+
+    def _numbered(self, names: list[str]) -> list[str]:
+        """Where not all heads are shown their own number belongs to the name, and tells those of one name apart."""
+        if not self.left:
+            return names
+        bare = [re.sub(r" #\d+$", "", name) for name in names]
+        return [f"{r}: {name}" if self.genres.names else f"head {r}" for r, name in zip(self.shown, bare, strict=True)]
+
+
+@torch.no_grad()
+def people(model: TwoTower, dataset: Dataset, most: int = 1_000, seed: int = 0) -> People:
+    """A sample of the users before their test items; fewer of them where the catalogue is large."""
+    n = int(np.clip(WORK // (model.k * dataset.n_items), 100, most))
+    users = np.sort(sample_users(dataset, n, seed, cold=dataset.cold is not None))
+    encoded = encode_users(model, dataset, users)
+    pi, genres = encoded.log_pi.double().exp().cpu().numpy(), meaning.genres_of(dataset)
+    shared = bool((encoded.heads == encoded.heads[:1]).all())
+    asked = encoded.heads[:1] if shared else encoded.heads
+    share = np.zeros((1, model.k, 0))
+    if genres.names:
+        share = interest_of_heads(model, asked, genres.member).cpu().numpy()
+    cluster, some = _clustered(np.sqrt(pi), seed)
+    return People(
+        users, encoded, pi, cluster, some, genres, np.broadcast_to(share, (*pi.shape, share.shape[-1])), shared,
+        _shown(pi),
+    )  # fmt: skip
+
+
+def _shown(pi: Float[np.ndarray, "U k"]) -> Int[np.ndarray, " c"]:
+    k = pi.shape[1]
+    return np.arange(k) if k <= MOST else np.argsort(-pi.mean(0), kind="stable")[:MOST]
+
+
+def _clustered(points: Float[np.ndarray, "U k"], seed: int) -> tuple[Int[np.ndarray, " U"], list[int]]:
+    """Clusters by size, and users: of each cluster the one nearest to its middle, then the next ones."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a cluster is empty: it is dropped below
+        found = kmeans2(points, min(CLUSTERS, len(points)), minit="++", rng=seed)[1]
+    names, sizes = np.unique(found, return_counts=True)
+    cluster = np.searchsorted(names, found)
+    cluster = np.argsort(np.argsort(-sizes, kind="stable"))[cluster]
+    lists = []
+    for c in range(len(names)):
+        members = np.flatnonzero(cluster == c)
+        away = ((points[members] - points[members].mean(0)) ** 2).sum(1)
+        lists.append(members[np.argsort(away, kind="stable")].tolist())
+    some = [row[place] for place in range(CLUSTERS) for row in lists if place < len(row)]
+    return cluster, some[: min(CLUSTERS, len(points))]

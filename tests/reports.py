@@ -1,0 +1,68 @@
+"""Runs to report on: trained on a copy of the small world with titles nobody would choose, and a batch of notebooks."""
+
+import json
+import shutil
+
+import nbformat
+import pandas as pd
+import plotly.graph_objects as go
+import yaml
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+from bachlib.data import Dataset
+from bachlib.evaluate import evaluate
+from bachlib.evaluate.tables import table
+from bachlib.model.methods import build
+from bachlib.records import output_dir
+from bachlib.train import fit
+
+NASTY = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1> \"a\" 'b' & {{c}} &lt;"
+SMALL = {"d": 8, "ff": 16, "item_width": 16}
+
+
+def renamed(world: Dataset, name: str, titles=None, genres=None) -> Dataset:
+    """A copy of a prepared data set whose items have other titles and genres."""
+    folder = output_dir("data", name)
+    shutil.copytree(world.folder, folder, dirs_exist_ok=True)
+    items = pd.read_parquet(folder / "items.parquet")
+    items["title"] = items["title"] if titles is None else [titles(i) for i in range(len(items))]
+    items["genres"] = items["genres"] if genres is None else [genres(row) for row in items["genres"]]
+    items.to_parquet(folder / "items.parquet")
+    return Dataset.load(folder)
+
+
+def trained(dataset: Dataset, method: str, k: int = 4, name: str | None = None, evaluated: bool = True, **params):
+    """A run of two short epochs in outputs/runs."""
+    settings = {"epochs": 2, "batch_size": 512, "n_negatives": 128, "valid_every": 1, "log_steps": 5}
+    folder = output_dir("runs", name or f"{method}-{dataset.folder.name}")
+    run = fit(build(method, dataset, k, **SMALL, **params), dataset, settings, folder, fresh=True, quiet=True)
+    if evaluated:
+        evaluate(run, dataset, quiet=True).save(run.folder)
+    return run
+
+
+def batch(folder, runs=(), failed: bool = False, model=None, title: str = "Two bars"):
+    """A folder as `bach run` leaves it: two notebooks, of which the second may have failed."""
+    folder.mkdir(parents=True)
+    (folder / "params.yaml").write_text(
+        yaml.safe_dump({"name": "my batch", "notebooks": {"00_a": {"seed": 7, "what": "<b>"}, "01_b": None}})
+    )
+    status = {"status": "done", "notebooks": {"00_a": {"seconds": 1.5}, "01_b": {"seconds": 2.5}}}
+    if failed:
+        del status["notebooks"]["01_b"]
+        status |= {"status": "failed", "failed": "01_b", "error": "BachError: 1 < 2 </pre><script>x</script>"}
+    (folder / "status.json").write_text(json.dumps(status))
+    (folder / "metrics.json").write_text(json.dumps({"00_a": {"R@50": 0.123456, "users": 241}}))
+    if model is not None:
+        (folder / "models.json").write_text(json.dumps({"00_a": "runs/gone", "01_b": model}))
+    figure = go.Figure(go.Bar(x=[1, 2], y=[3, 4], marker_color="#222222")).update_layout(title=title)
+    shown = [new_output("display_data", {"application/vnd.plotly.v1+json": json.loads(figure.to_json())})]
+    if runs:
+        html = table(list(runs), baseline="all-multihead")._repr_html_()
+        shown.append(new_output("display_data", {"text/html": html.replace("<small>", "<small onclick='x()'>")}))
+    shown.append(new_output("display_data", {"text/html": "<table><tr><td>a pandas table</td></tr></table>"}))
+    opening = "# 00 · The claim <i>\n\n**Question.** What is $\\pi_u$ *worth*, and `a < b`?\n\nPrerequisites: none."
+    cells = [new_markdown_cell(opening), new_code_cell("show()", outputs=shown)]
+    nbformat.write(new_notebook(cells=cells), folder / "00_a.ipynb")
+    nbformat.write(new_notebook(cells=[new_markdown_cell("# 01 · Another")]), folder / "01_b.ipynb")
+    return folder
