@@ -17,6 +17,7 @@ from bachlib.records import write_text
 PLOTLY = "application/vnd.plotly.v1+json"
 SCRIPT = "plotly.min.js"
 WIDGET = "application/vnd.jupyter.widget-view+json"
+NEEDS_A_KERNEL = "Sliders need a running kernel: open the notebook with make lab. (The report steers without.)"
 
 
 FORMULA = re.compile(r"(`[^`]*`)|\$\$(.+?)\$\$|\$(?! )([^$\n]+?)(?<! )\$", re.DOTALL)
@@ -32,9 +33,7 @@ class ForThePage(Preprocessor):
             data = output.get("data", {})
             if WIDGET in data or data.get("text/plain", "").startswith(("VBox(", "HBox(", "Explorer(")):
                 data.clear()
-                data["text/html"] = (
-                    "<em>Sliders need a running kernel: open the notebook with make lab. (The report steers without.)</em>"
-                )
+                data["text/html"] = f"<em>{NEEDS_A_KERNEL}</em>"
             if PLOTLY in data:
                 figure = {key: value for key, value in data[PLOTLY].items() if key in ("data", "layout", "frames")}
                 data.clear()
