@@ -83,7 +83,7 @@ sphere_explorer(heads, seed=seed)
 # look at the positive only; the negatives enter through the softmax of each head.
 
 # %%
-positive = torch.nn.functional.normalize(heads[0] + 0.7 * heads[2], dim=0)
+positive = torch.nn.functional.normalize(heads[0] + 0.95 * heads[1], dim=0)
 negatives = torch.nn.functional.normalize(torch.randn(300, 3, generator=torch.Generator().manual_seed(seed)), dim=-1)
 plots.mixture_on_sphere(heads, [0.5, 0.3, 0.2], [20.0, 20.0, 60.0], ps, seed, positive, negatives)
 

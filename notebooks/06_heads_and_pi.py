@@ -50,7 +50,7 @@ from bachlib.model.methods import build
 from bachlib.records import output_dir, record
 from bachlib.serve import Retriever
 from bachlib.show import plots
-from bachlib.show.layout import layout
+from bachlib.show.layout import layout, regions
 from bachlib.train import fit
 
 # %%
@@ -132,7 +132,6 @@ start = perf_counter()
 again, _ = layout(items, heads, seed)
 assert (again == xy).all() and perf_counter() - start < 1, "a layout that is there is read, not computed"
 kind = genres.first  # one genre per item
-regions = {name: np.median(xy[kind == g], 0) for g, name in enumerate(genres.names) if (kind == g).sum() > 20}
 xy.shape, head_xy.shape
 
 # %% tags=["picture-map"]
@@ -143,7 +142,9 @@ titles = dataset.items["title"].astype(str).to_numpy()
 told = [f"{title}<br>{', '.join(g)}" for title, g in zip(titles, dataset.items["genres"], strict=True)]
 title = f"{prototypes} prototypes stand in {len(set(share['codebook'].argmax(1)))} genres nobody told the model of"
 weight = pi["codebook"].mean(0)
-plots.map_of_items(xy, best_head, told, head_xy, names["codebook"], weight, closest, regions, title=title)
+plots.map_of_items(
+    xy, best_head, told, head_xy, names["codebook"], weight, closest, regions(xy, kind, genres.names), title=title
+)
 
 # %% [markdown]
 # **What you should see.** Islands of one genre, and a star in nearly each. Hover over a dot for its title. How much of
@@ -177,9 +178,9 @@ slate = retriever.retrieve([history], 40)
 brings = [slate.items[0][slate.head_share[0].argmax(1) == r] for r in range(k)]
 log_sigma = np.log1p(personal_items @ own_heads.T) * encoded["personal"].kappa[u].numpy()
 mine_is = (log_sigma + np.log(pi["personal"][u])).argmax(1)
-regions = {name: np.median(place[kind == g], 0) for g, name in enumerate(genres.names) if (kind == g).sum() > 20}
+words = regions(place, kind, genres.names)
 title = f"User {u}: {sum(len(b) > 0 for b in brings)} heads bring the slate of 40"
-plots.map_of_items(place, mine_is, told, own_place, own_names, pi["personal"][u], brings, regions, history, title)
+plots.map_of_items(place, mine_is, told, own_place, own_names, pi["personal"][u], brings, words, history, title)
 
 # %% [markdown]
 # **What you should see.** Heads with weight stand where rings are; those without stand anywhere.
@@ -345,7 +346,7 @@ record(
     "06_heads_and_pi",
     {
         "users": dataset.n_users,
-        "heads with a genre of their own, codebook": len(set(share["codebook"].argmax(1).tolist())),
+        "prototypes per genre": round(prototypes / len(set(share["codebook"].argmax(1).tolist())), 2),
         "items with a neighbour's genre, model": round(purity["model"], 2),
         "overlap inside a cluster": round(float(inside), 3),
         "overlap across clusters": round(float(across), 3),

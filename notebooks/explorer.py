@@ -104,7 +104,7 @@ record(
     {
         "users": dataset.n_users,
         "largest π": round(float(session.heads.pi.max()), 2),
-        "stay": round(kept / session.K, 1),
+        "mean κ": round(float(session.heads.kappa.mean()), 1),
     },
 )
 

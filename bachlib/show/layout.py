@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import warnings
+from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from bachlib import BachError
 from bachlib.records import output_dir, whole_folder
@@ -33,6 +34,15 @@ def layout(
             np.savez(new / "layout.npz", items=places[0], heads=places[1])
     with np.load(folder / "layout.npz") as kept:
         return kept["items"], kept["heads"]
+
+
+def regions(
+    xy: Float[np.ndarray, "n 2"], kind: Int[np.ndarray, " n"], names: Sequence[str], most: int = 16, least: int = 20
+) -> dict[str, Float[np.ndarray, " 2"]]:
+    """Words for a map: the kinds with the most items, each above the middle of its own."""
+    count = np.bincount(kind[kind >= 0], minlength=len(names))
+    shown = [g for g in np.argsort(-count, kind="stable")[:most] if count[g] >= least]
+    return {names[g]: np.array([np.median(xy[kind == g, 0]), np.quantile(xy[kind == g, 1], 0.93)]) for g in shown}
 
 
 def _umap(items: np.ndarray, heads: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:

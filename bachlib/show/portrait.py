@@ -18,7 +18,7 @@ from bachlib.params import N_TEST
 from bachlib.serve import Retriever
 from bachlib.show import plots
 from bachlib.show.document import Section, escape, figure
-from bachlib.show.layout import layout
+from bachlib.show.layout import layout, regions
 from bachlib.show.people import People
 from bachlib.show.plots.style import GREY, label
 from bachlib.show.steerable import K
@@ -142,16 +142,17 @@ def item_map(model: TwoTower, dataset: Dataset, of: People) -> go.Figure:
     history = [] if of.shared else np.flatnonzero(np.isin(chosen, dataset.sequence(int(of.users[at]))[:-N_TEST]))
     hover = [label(t) for t in dataset.items["title"].iloc[chosen]]
     return plots.map_of_items(
-        xy, best.argmax(1), hover, head_xy, names, weight, top.tolist(), _words(of, chosen, xy), history, title
+        xy,
+        best.argmax(1),
+        hover,
+        head_xy,
+        names,
+        weight,
+        top.tolist(),
+        regions(xy, of.genres.first[chosen], of.genres.names, WORDS),
+        history,
+        title,
     )
-
-
-def _words(of: People, chosen: np.ndarray, xy: np.ndarray) -> dict[str, np.ndarray]:
-    """Genres in the middle of their items, those with the most items."""
-    first = of.genres.first[chosen]
-    genres, count = np.unique(first[first >= 0], return_counts=True)
-    most = genres[np.argsort(-count, kind="stable")[:WORDS]]
-    return {of.genres.names[g]: np.median(xy[first == g], axis=0) for g in most}
 
 
 def _popular(dataset: Dataset) -> np.ndarray:

@@ -57,7 +57,8 @@ def sequence_lengths(lengths: np.ndarray, min_items: int) -> go.Figure:
     figure.update_xaxes(title="liked items of a user, L")
     figure.update_yaxes(title="users")
     mean = (np.maximum(lengths - 79, 1)).mean()
-    return figure.update_layout(title=f"A user gives {mean:.0f} training windows on average", bargap=0.02)
+    text = f"A user gives {mean:.0f} training windows on average"
+    return figure.update_layout(title={"text": text, "pad": {"b": 34}}, margin_t=88, bargap=0.02)
 
 
 def timeline(u: int, sequence: np.ndarray, titles: np.ndarray, labels: np.ndarray, names: list[str]) -> go.Figure:
