@@ -13,7 +13,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +90,9 @@ def run(path: str | Path) -> Path:
         raise
     finally:
         write_text(folder / "status.json", canonical_json(status))
-        write_pages(folder)
-        report(folder)
+        with suppress(*((Exception,) if status["status"] == "failed" else ())):  # the first error is the one to tell
+            write_pages(folder)
+            report(folder)
     return folder
 
 

@@ -78,7 +78,7 @@ explorer
 session = explorer.session
 before = session.slate()
 first = int(np.argmax(session.heads.pi))
-after = session.slate(session.steered({r: float(r == first) for r in range(k)}))
+after = session.slate(session.steered({r: float(r == first) for r in range(len(session.heads.pi))}))
 assert before.certified.all() and after.certified.all()
 assert np.allclose(after.head_share[0, :, first], 1), "only one head has weight: it brings everything"
 kept = len(set(before.items[0]) & set(after.items[0]))

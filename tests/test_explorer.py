@@ -13,6 +13,7 @@ from bachlib.model.methods import build
 from bachlib.serve import Retriever
 from bachlib.show import plots
 from bachlib.show.explorer import Explorer
+from bachlib.show.plots import style
 from bachlib.show.sphere_explorer import sphere_explorer
 from bachlib.train import fit
 
@@ -72,17 +73,52 @@ def test_forbidding_a_head(explorer):
     assert np.allclose(explorer.pi, explorer.session.heads.pi)
 
 
-def test_no_weight_at_all_says_so_and_keeps_the_slate(explorer):
+def test_no_weight_at_all_says_so_and_keeps_the_slate(explorer, world):
     for row in explorer.rows[:3]:
         row.forbid.value = True
     kept = shown(explorer)
     explorer.rows[3].forbid.value = True
     assert "nothing to serve by" in explorer.status.value and shown(explorer) == kept
+    explorer._clicked(None, SimpleNamespace(point_inds=[2]), None)  # why is still answered for the last slate
+    assert str(world.items["title"][int(explorer.slate.items[0, 2])]) in explorer.because.value
+
+
+def test_the_same_user_again_after_an_edit(explorer):
+    explorer.users.value = 3
+    before = shown(explorer)
+    explorer.history.value = explorer.history.value[1:]
+    assert explorer.session.user is None
+    explorer.users.value = 3
+    assert explorer.session.user == 3 and shown(explorer) == before
+
+
+def test_heads_that_are_not_shown(explorer):
+    explorer.method.value = "global"
+    for row in explorer.rows:
+        row.forbid.value = True
+    assert explorer.figure.layout.title.text == "Other heads have the largest part in all of these 8 items"
+    assert "have 100% of π together" in explorer.others.value
+
+
+def test_the_item_that_was_asked_for_stays(explorer):
+    explorer.asked.value = int(explorer.slate.items[0, 1])
+    asked = explorer.asked.value
+    explorer.rows[0].slider.value += 0.02
+    assert explorer.asked.value == asked
+
+
+def test_dark_widgets_are_dark_all_over(models, world):
+    try:
+        plots.use("dark")
+        made = Explorer(models, world)
+        assert made.rows[0].slider.style.handle_color == made.figure.data[0].marker.color == style.DARK[plots.colour(0)]
+    finally:
+        plots.use("light")
 
 
 def test_switching_the_model(explorer, world):
     explorer.method.value = "global"
-    assert len(explorer.session.heads.pi) == 12 and "6 other heads keep" in explorer.others.value
+    assert len(explorer.session.heads.pi) == 12 and "6 other heads have" in explorer.others.value
     assert explorer.shown.tolist() == sorted(np.argsort(-explorer.session.heads.pi)[:6].tolist())
     assert [trace.name.split(" · ")[0] for trace in explorer.figure.data] == [*map(str, explorer.shown), "other heads"]
     assert explorer.figure.data[6].marker.color not in plots.COLOURS
@@ -102,8 +138,14 @@ def test_finding_a_user_and_typing_a_history(explorer, world):
     title = str(world.items["title"][30])
     explorer.typed.value = title
     explorer.found.value = 30
-    assert len(explorer.history.value) == n + 1 and explorer.history.value[-1] == f"{title} · 30"
+    assert len(explorer.history.value) == n == 50 and explorer.history.value[-1] == f"{title} · 30"
     assert "a history of your own" in explorer.status.value
+    length = len(explorer.session.history)
+    explorer.found.value = 30  # again: it is the last one already
+    assert len(explorer.session.history) == length
+    explorer.history.value = explorer.history.value[:-1]
+    explorer.found.value = 30  # the same choice can be made again
+    assert explorer.session.history[-1] == 30
     explorer.history.value = [title.upper(), "<b>none</b>"]  # typed into the tags
     assert explorer.session.history.tolist() == [30] and explorer.history.value == [f"{title} · 30"]
     assert "&lt;b&gt;none" in explorer.status.value
@@ -123,6 +165,7 @@ def test_a_click_asks_why(explorer, world):
 
 def test_titles_are_never_markup(models, world):
     nasty = copy(world)
+    nasty.__dict__.pop("titles", None)
     nasty.items = world.items.assign(title=[f"<script>x</script> {i}" for i in range(world.n_items)])
     explorer = Explorer(models, nasty, user=5)
     said = "".join((explorer.because.value, explorer.status.value, *explorer.figure.layout.yaxis.ticktext))

@@ -5,6 +5,7 @@ import re
 import numpy as np
 import plotly.io as pio
 import pytest
+import torch
 
 from bachlib import BachError
 from bachlib.evaluate import diagnostics, meaning
@@ -38,7 +39,19 @@ def test_lift_and_names():
     share = np.array([[0.05, 0.9, 0.05], [0.5, 0.25, 0.25], [0.0, 0.5, 0.5], [0.1, 0.85, 0.05], LIKES])
     assert meaning.lift(share, LIKES)[0].tolist() == pytest.approx([0.1, 3.6, 0.2])
     assert meaning.head_names(share, GENRES) == ["Noir", "mixed", "Noir + Jazz", "Noir #2", "mixed"]
-    assert meaning.head_names(share, Genres([], np.zeros((3, 0)), np.zeros(0))) == [f"head {r}" for r in range(5)]
+    assert meaning.head_names(share, Genres([], np.zeros((3, 0)), np.zeros(0))) == [""] * 5
+
+
+def test_a_name_is_neither_the_rarest_nor_the_commonest_genre():
+    """By lift alone the first head would be a Western, by share alone a Drama."""
+    genres = Genres(["Drama", "Noir", "Western"], np.eye(3, dtype=np.float32), np.array([0.6, 0.1, 0.002]))
+    share = np.array([[0.65, 0.5, 0.03], [0.6, 0.1, 0.002]])
+    assert meaning.head_names(share, genres) == ["Noir", "mixed"]
+
+
+def test_likes_count_likes(world):
+    genres, count = meaning.genres_of(world), np.asarray(world.matrix("train").sum(0)).ravel()
+    assert genres.likes == pytest.approx([count[genres.first == g].sum() / count.sum() for g in range(5)])
 
 
 def test_over_users_weighs_by_pi():
@@ -69,6 +82,8 @@ def test_explained_is_the_responsibility_of_held_out(world):
     assert tight[2, 1] == pytest.approx(by_hand, rel=1e-5) if enough else np.isnan(tight[2, 1])
     kinds = np.column_stack([np.zeros(6, int), world.truth.item_interest[items]])
     share = made.by_kind(kinds, 5)
+    gone = made.by_kind(np.where(kinds == kinds[0, 1], -1, kinds), 5)
+    assert gone[:, kinds[0, 1]].sum() == 0, "items without a kind count for none"
     assert share.sum(0) == pytest.approx(np.where(np.isin(np.arange(5), kinds[:, 1:]), 1, 0))
     with pytest.raises(BachError, match="only the BACH methods"):
         diagnostics.explained(build("all-multihead", world, 2, d=16), encoded, items)
@@ -87,11 +102,13 @@ def clouds(n: int = 60, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 def test_a_map_keeps_clouds_apart_and_heads_in_them(monkeypatch):
     items, heads = clouds()
+    torch.set_num_threads(threads := 1)
     xy, stars = layouts.layout(items, heads)
     assert xy.shape == (180, 2) and stars.shape == (3, 2)
     middle = np.stack([xy[60 * c : 60 * c + 60].mean(0) for c in range(3)])
     distance = np.linalg.norm(stars[:, None] - middle[None], axis=-1)
     assert (distance.argmin(1) == [0, 1, 2]).all()
+    assert torch.get_num_threads() == threads, "numba's threads are not torch's"
     monkeypatch.setattr(layouts, "_umap", None)  # the second time nothing is computed
     again, _ = layouts.layout(items, heads)
     assert (again == xy).all()
@@ -171,6 +188,10 @@ def test_the_map():
     sizes = [star.marker.size for star in stars]
     assert sizes == sorted(sizes, reverse=True)  # as π
     assert figure.layout.annotations[0].text == "here"
+    bare = plots.map_of_items(
+        np.eye(6)[:, :2], np.zeros(6, int), list("abcdef"), np.eye(2), ["x", "y"], None, numbers=[4, 7]
+    )
+    assert "π" not in bare.to_json() and bare.data[-1].marker.color == plots.colour(7)
     assert len({text for trace in map_figure().data[:3] for text in trace.text}) == 40
 
 
@@ -187,9 +208,24 @@ def test_the_slate_by_head():
 
 def test_the_strip_leaves_out_heads_that_explain_nothing():
     gamma = np.array([[1.0, 0.0, 0.0], [0.9, 0.1, 0.0]])
+    four = plots.history_strip(PI, ["a", "b", "c", "d"], NAMES).layout.title.text
+    assert four == "3 of 3 heads explain nine tenths of this user's 4 items"
     figure = plots.history_strip(gamma, ["a", "b"], NAMES)
     assert [trace.name.split(" · ")[0] for trace in figure.data] == ["0", "1"]
     assert figure.layout.title.text == "1 of 3 heads explain nine tenths of this user's 2 items"
+
+
+def test_heads_keep_their_numbers_and_colours():
+    lift = plots.head_lift(np.array([[3.6, 0.1], [0.2, 8.0]]), ["Noir", ""], ["Noir", "Jazz"], [5, 98])
+    assert lift.layout.title.text.startswith("Head 98 has Jazz 8.0 times")
+    assert lift.data[0].y == ("5 · Noir", "head 98")
+    some = plots.pi_admixture(PI[:, :2], np.zeros(4, int), NAMES[:2], [5, 98])
+    assert [trace.marker.color for trace in some.data] == [plots.colour(5), plots.colour(98), style.GREY]
+    strip = plots.history_strip(PI[:, 1:], list("abcd"), NAMES[1:], numbers=[1, 2])
+    assert strip.data[-1].name == "other heads" and np.allclose(strip.data[-1].y, PI[:, 0])
+    dots = plots.kappa_and_tightness(PI[:, 0], PI[:, 1], np.array([0, 1, 1, 0]), NAMES[:2], 0.5, [3, 20])
+    assert [trace.marker.color for trace in dots.data] == [plots.colour(3), plots.colour(20)]
+    assert list(dots.data[0].y) == PI[[0, 3], 0].tolist() and list(dots.data[0].x) == PI[[0, 3], 1].tolist()
 
 
 def test_the_admixture_draws_every_user_once():
@@ -225,6 +261,31 @@ def test_colours_are_seen_on_both_pages():
         assert contrast(style.DARK.get(light, light), style.DARK[style.PAPER]) > 4, light
     for ink in (style.INK, style.GREY):
         assert contrast(ink, style.PAPER) > 4.5 and contrast(style.DARK[ink], style.DARK[style.PAPER]) > 4.5
+
+
+# what people see who lack one of the cones (Machado 2009, severity 1), as matrices on linear RGB
+SEEN = {
+    "all cones": np.eye(3),
+    "no green": np.array([[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]]),
+    "no red": np.array([[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]]),
+}
+
+
+def lab(colour: str, seen: np.ndarray) -> np.ndarray:
+    c = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    linear = np.clip(seen @ np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4), 0, 1)
+    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ linear
+    x, y, z = np.cbrt(np.maximum(xyz / [0.9505, 1, 1.089], 1e-4))
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def test_colours_are_told_apart_by_everybody():
+    """ΔE (1976) of the nearest two colours; 2.3 is just noticeable side by side."""
+    for theme in (plots.COLOURS, [style.DARK.get(c, c) for c in plots.COLOURS]):
+        for seen in SEEN.values():
+            places = np.array([lab(colour, seen) for colour in theme])
+            apart = np.linalg.norm(places[:, None] - places[None], axis=-1) + 999 * np.eye(16)
+            assert apart[:8, :8].min() > 17 and apart.min() > 12
 
 
 def test_dark_is_the_same_figure_in_other_colours():

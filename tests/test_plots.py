@@ -135,15 +135,22 @@ def test_terms_and_kappa_over_the_steps(histories):
     figure = plots.elbo_terms(histories["even"])
     assert [trace.name for trace in figure.data] == ["ELBO", "reconstruction", "prior", "entropy"]
     assert list(figure.data[0].x) == [1, 2, 3, 4, 5, 6] and list(figure.data[0].y[:3]) == [-4, -3, -2]
-    assert "2.0 nats" in figure.layout.title.text
+    assert figure.layout.title.text == "The bound rises by 2 nats, 100% of it reconstruction"
+    worse = plots.elbo_terms(histories["even"].iloc[::-1].assign(step=[1, 2, 3] * 2, epoch=[1] * 3 + [2] * 3))
+    assert worse.layout.title.text == "The bound falls by 2 nats"
     figure = plots.kappa_trajectories(histories["even"], 14.3)
-    assert "mean κ of 17 to 18" in figure.layout.title.text and figure.data[-1].name == "head 2"
+    assert "mean κ of 17.0 to 18.0" in figure.layout.title.text and figure.data[-1].name == "head 1"
+    assert "20–30" in str(figure.layout.annotations) and [s.y0 for s in figure.layout.shapes] == [20, 30, 14.3]
+    one = plots.kappa_trajectories(histories["even"], 14.3, "von-mises-fisher", {1: "Noir"})
+    assert one.data[-1].name == "1 · Noir" and one.data[-1].line.color == plots.colour(1) and len(one.data) == 3
 
 
 def test_usage_and_gradient(histories):
     figure = plots.head_usage(histories)
     assert "at the end: 2.0, 1.0 of 2" in figure.layout.title.text
     assert len(figure.data) == 4 and figure.data[3].line.color == plots.colour(1)
+    some = plots.head_usage({"x": histories["even"]}, {1: "Noir"})
+    assert [trace.name for trace in some.data] == ["1 · Noir", "other heads"]
     figure = plots.gradient_heads(histories)
     np.testing.assert_allclose(figure.data[0].y, 2)
     np.testing.assert_allclose(figure.data[1].y, 1)
@@ -158,7 +165,7 @@ def test_the_race_is_a_film(histories):
 def test_heads_and_interests():
     p, weights, pi = np.array([[0.9, 0.1], [0.2, 0.8]]), np.array([0.3, 0.7]), np.array([0.25, 0.75])
     figure = plots.heads_and_interests(p, weights, ["a", "b"], pi, "title")
-    assert list(figure.data[0].x) == ["b", "a"] and figure.data[0].y[0] == "head 2, π 70%"
+    assert list(figure.data[0].x) == ["b", "a"] and figure.data[0].y[0] == "head 1, π 70%"
     np.testing.assert_allclose(figure.data[0].z[0], [0.8, 0.2])
     np.testing.assert_allclose(figure.data[0].z[-1], [0.75, 0.25])
     figure = plots.pi_recovered({"right": pi[None], "wrong": pi[None, ::-1]}, pi[None])

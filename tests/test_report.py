@@ -9,11 +9,13 @@ from plotly.offline import get_plotlyjs
 from reports import NASTY, batch, renamed, trained
 
 from bachlib import BachError
-from bachlib.evaluate import Evaluation
+from bachlib.evaluate import Evaluation, evaluate
+from bachlib.model.methods import build
 from bachlib.records import output_dir, record
-from bachlib.show import layout
+from bachlib.show import layout, plots
 from bachlib.show.document import figure, inline, marked, only_a_table, settings
 from bachlib.show.people import people
+from bachlib.show.plots import style
 from bachlib.show.report import find_run, report
 
 
@@ -130,13 +132,13 @@ def test_many_heads_are_summed_up(mine):
     _, sections, steering = parts(path := report(run.folder))
     assert "Of 40 heads the 16 with the largest mean π are shown" in sections["heads"]
     of = people(run.model, mine)
-    np.testing.assert_allclose(of.grouped(of.pi).sum(1), 1, atol=1e-6)
     assert of.left == 24 and of.pi.mean(0)[of.shown].min() >= np.delete(of.pi.mean(0), of.shown).max()
     for place, one in zip(of.some, steering["users"], strict=True):
-        heads = [int(name.split(":")[0]) for name in one["names"][:-1]]
+        heads = [int(name.split(" · ")[0]) for name in one["names"][:-1]]
+        assert one["colours"] == [*map(plots.colour, heads), style.GREY], "one colour per head everywhere"
         assert heads == of.seen_by(place).shown.tolist(), "each user steers the heads they have most of"
         assert min(one["pi"][:-1]) >= np.delete(of.pi[place], heads).max() - 1e-6
-        assert len(one["pi"]) == len(one["names"]) == len(steering["colours"]) == 17
+        assert len(one["pi"]) == len(one["names"]) == 17
         assert sum(one["pi"]) == pytest.approx(1) and one["kappa"][-1] is None
         assert one["names"][-1] == "the other 24 heads"
     assert max(len(one["data"]) for one in figures(path)) < 70
@@ -271,3 +273,38 @@ def test_scripts_and_tables_are_made_safe():
     assert cleaned == '<div class="wide results"><table><tr><td>1 &lt; 2</td>z</tr></table></div><p>ok</p>'
     assert "<h3>train</h3>" in settings({"a": 1, "train": {"x": None, "y": [1, 2], "z": {}}})
     assert "<td>y</td><td>1, 2</td>" in settings({"train": {"y": [1, 2]}})
+
+
+def test_what_was_liked_later_is_the_held_out_items(mine):
+    run = trained(mine, "p-bach", 3, name="later/run", evaluated=False)
+    _, _, steering = parts(report(run.folder))
+    for one in steering["users"]:
+        u = int(re.match(r"user (\d+):", one["name"]).group(1))
+        assert one["later"] == mine.sequence(u)[-10:].tolist() and not set(one["later"]) & set(one["history"])
+
+
+def test_a_neighbour_that_is_damaged_does_not_matter(mine):
+    ours = trained(mine, "p-bach", 3, name="pair/ours")
+    other = trained(mine, "standard", 1, name="pair/other")
+    assert "1 other evaluated run lies" in report(ours.folder).read_text()
+    (other.folder / "evaluation-test.parquet").write_bytes(b"half")
+    assert "other evaluated" not in report(ours.folder).read_text()
+
+
+def test_only_what_was_measured_alike_is_compared(mine):
+    ours = trained(mine, "p-bach", 3, name="alike/ours")
+    other = trained(mine, "standard", 1, name="alike/other", evaluated=False)
+    evaluate(other, mine, max_users=50, quiet=True).save(other.folder)
+    assert "other evaluated" not in report(ours.folder).read_text()
+
+
+def test_a_wrong_data_set_is_named(mine, tmp_path):
+    ours = trained(mine, "p-bach", 3, name="data/ours")
+    with pytest.raises(BachError, match="is not a prepared data set"):
+        report(ours.folder, data=tmp_path)
+
+
+def test_one_cold_user_does_not_share_their_heads(mine):
+    cold = mine.strict(0.011)
+    assert len(cold.cold) == 1 and not people(build("p-bach", cold, 3, d=8), cold).shared
+    assert people(build("p-bach-global", cold, 3, d=8), cold).shared

@@ -48,11 +48,15 @@ def test_steering_is_the_retrievers(session, models, world):
 def test_a_typed_history_is_nobodys(session, models):
     session.be(3)
     session.read([10, 20, 30])
-    assert session.user is None and session.later == set()
-    wanted = Retriever(models["p-bach"], "exact").retrieve([[10, 20, 30]], 8)
+    past = session.had
+    assert session.user is None and len(past) > 3, "what the user had stays left out"
+    wanted = Retriever(models["p-bach"], "exact").retrieve([[10, 20, 30]], 8, exclude=past)
     assert (session.slate().items == wanted.items).all()
     session.read([])
-    assert session.slate().items.shape == (1, 8)
+    assert session.slate().items.shape == (1, 8) and session.later == set()
+    session.read([10, 20, 30])
+    wanted = Retriever(models["p-bach"], "exact").retrieve([[10, 20, 30]], 8)
+    assert (session.slate().items == wanted.items).all(), "typed from nothing: only itself is left out"
     with pytest.raises(BachError, match="there is no item 600"):
         session.read([600])
 
@@ -119,8 +123,12 @@ def test_without_genres_or_titles(tmp_path):
     session = Session({"p": build("p-bach", bare, 3, **SMALL)}, bare, K=30)
     assert len(session.heads.names) == 3 and all(name.startswith("like ") for name in session.heads.names)
     assert session.about_user(2) == "user 2 · 50 items"
+    session.read([])
     session.read(list(range(75)))
     assert session.slate().items.shape == (1, 15)  # of 90 items 15 are left
+    session.read(list(range(90)))
+    with pytest.raises(BachError, match="nothing is left to show"):
+        session.slate()
 
 
 @pytest.mark.parametrize(
@@ -143,6 +151,29 @@ def test_wrong_models(world, tmp_path, given, said):
         given = {name: build(name, world, k, **SMALL) for name, k in given.items()}
     with pytest.raises(BachError, match=said):
         Session(given, world)
+
+
+def test_each_model_reads_as_much_as_it_can(world):
+    models = {n: build("p-bach", world, 3, n_hist=int(n), **SMALL) for n in ("10", "50")}
+    session = Session(models, world, K=8)
+    session.be(5)
+    session.choose("50")
+    wanted = Retriever(models["50"], "exact").retrieve([world.sequence(5)[:-10]], 8)
+    assert (session.slate().items == wanted.items).all() and np.allclose(session.heads.pi, wanted.pi[0])
+
+
+def test_a_free_pi_per_user(world):
+    """Known users have one; a typed history has none, and that is said."""
+    session = Session({"t": build("p-bach", world, 3, pi="table", **SMALL)}, world)
+    session.be(5)
+    assert session.heads.pi.sum() == pytest.approx(1) and session.slate().certified.all()
+    with pytest.raises(BachError, match="a typed history is nobody's"):
+        session.read([1, 2])
+
+
+def test_odd_searches(session):
+    assert session.find_items("²") == [] == session.find_users("²")
+    assert session.find_items("12")[0] == 12  # a number is that item, whatever titles hold it
 
 
 def test_an_unknown_method(session):

@@ -6,7 +6,7 @@ from serving import made, perturbed
 
 from bachlib import BachError
 from bachlib.serve import Retriever
-from bachlib.serve.shortlist import rerank, shortlist
+from bachlib.serve.shortlist import Shortlist, rerank, shortlist
 
 K = 10
 
@@ -122,3 +122,11 @@ def test_wrong_input(world, histories):
             rerank(of, pi)
     with pytest.raises(BachError, match="should be between 1 and"):
         rerank(of, of.pi, 10_000)
+
+
+def test_a_tie_across_the_edge_is_not_proved():
+    """The last item of the slate and the next one are equal: which of them belongs here is not for this list to say."""
+    sigma = np.array([[2.0], [1.0], [1.0]])
+    of = Shortlist(np.arange(3), sigma, sigma / 9, np.array([-5.0]), np.ones(1), np.ones(1), np.eye(1), 9)
+    assert rerank(of, [1.0], 1).proved
+    assert rerank(of, [1.0], 2).enough and not rerank(of, [1.0], 2).proved

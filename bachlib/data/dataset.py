@@ -113,6 +113,12 @@ class Dataset:
         with np.load(self.folder / "truth.npz") as arrays:
             return Truth(**dict(arrays))
 
+    @cached_property
+    def titles(self) -> list[str]:
+        """The title of each item; one without a title is called by its number."""
+        given = self.items["title"] if "title" in self.items else [None] * self.n_items
+        return [f"item {i}" if pd.isna(title) else str(title) for i, title in enumerate(given)]
+
     def sequence(self, u: int) -> Int[np.ndarray, " L"]:
         self._known([u])
         return self.sequences[self.offsets[u] : self.offsets[u + 1]]

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from scipy.special import softmax
 
 from bachlib.data import Dataset
-from bachlib.evaluate.ranking import genre_matrix
+from bachlib.evaluate.ranking import genre_matrix, genre_names
 
 MIXED = "mixed"
 TELLS = 0.12  # nats that a genre has to set a head apart by to lend it its name
@@ -37,8 +37,7 @@ class Genres(NamedTuple):
 
 def genres_of(dataset: Dataset) -> Genres:
     """The genres of a data set; none where its log has none."""
-    member = genre_matrix(dataset)
-    names = sorted({str(name) for row in dataset.items.get("genres", []) for name in row})
+    member, names = genre_matrix(dataset), genre_names(dataset)
     count = np.asarray(dataset.matrix("train").sum(0)).ravel()
     return Genres(names, member, count @ member / max(1.0, count.sum()))
 
@@ -55,17 +54,22 @@ def lift(share: Float[np.ndarray, "k g"], likes: Float[np.ndarray, " g"]) -> Flo
 
 
 def head_names(share: Float[np.ndarray, "k g"], genres: Genres) -> list[str]:
-    """A name for each head; the second of two heads with one name gets a number, a mixed one has none to keep apart."""
+    """A name for each head; the second of two heads with one name gets a number, a mixed one has none to keep apart.
+
+    Without genres there are no names.
+    """
     if not genres.names:
-        return [f"head {r}" for r in range(len(share))]
+        return [""] * len(share)
     tells = share * np.log(np.maximum(lift(share, genres.likes), 1e-12))
     given: list[str] = []
+    plain: list[str] = []  # without numbers
     for row in tells:
         first, *rest = np.argsort(-row)
         name = genres.names[first] if row[first] > TELLS else MIXED
         if name != MIXED and rest and row[rest[0]] > max(TELLS, 0.6 * row[first]):
             name += f" + {genres.names[rest[0]]}"
-        same = sum(other.split(" #")[0] == name for other in given)
+        same = plain.count(name)
+        plain.append(name)
         given.append(f"{name} #{same + 1}" if same and name != MIXED else name)
     return given
 

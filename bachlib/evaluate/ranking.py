@@ -172,13 +172,22 @@ def slate_table(
 
 
 def genre_matrix(dataset: Dataset) -> np.ndarray:
-    """(n_items, m) which genres an item has, 0 or 1; m = 0 where nobody said."""
-    lists = dataset.items["genres"] if "genres" in dataset.items else pd.Series([[]] * dataset.n_items)
-    exploded = lists.explode().dropna()
+    """(n_items, m) which genres an item has, 0 or 1; m = 0 where nobody said. `genre_names` has their names."""
+    exploded = _genres(dataset)
     codes, names = pd.factorize(exploded, sort=True)
     matrix = np.zeros((dataset.n_items, len(names)), np.float32)
     matrix[exploded.index.to_numpy(), codes] = 1
     return matrix
+
+
+def genre_names(dataset: Dataset) -> list[str]:
+    return [str(name) for name in pd.factorize(_genres(dataset), sort=True)[1]]
+
+
+def _genres(dataset: Dataset) -> pd.Series:
+    """A row per item and genre of it."""
+    lists = dataset.items["genres"] if "genres" in dataset.items else pd.Series([[]] * dataset.n_items)
+    return lists.explode().dropna()
 
 
 def _first(scores: torch.Tensor, k: int) -> Int[np.ndarray, "B k"]:

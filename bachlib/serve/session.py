@@ -6,7 +6,7 @@ items by number, titles and genres from its tables.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from bachlib import BachError
 from bachlib.data import Dataset
 from bachlib.evaluate.meaning import genres_of, head_names, shares_of_heads
+from bachlib.model.towers import PiTable
 from bachlib.model.twotower import TwoTower
 from bachlib.serve.retriever import Retriever
 from bachlib.serve.slate import Slate
@@ -56,9 +57,7 @@ class Session:
                     "give the data set of the training"
                 )
         self.genres = genres_of(dataset)
-        titles = dataset.items.get("title", pd.Series([None] * dataset.n_items))
-        self._titles = [f"item {i}" if pd.isna(t) else str(t) for i, t in enumerate(titles)]
-        self._searched = pd.Series(self._titles).str.lower()
+        self._searched = pd.Series(dataset.titles).str.lower()
         self._liked = dataset.matrix("train")
         self._count = np.asarray(self._liked.sum(0)).ravel()
         self.method = next(iter(self.retrievers))
@@ -78,26 +77,30 @@ class Session:
     def be(self, user: int) -> None:
         """A user of the data set, before the held-out items; everything they had is left out of slates."""
         past = self.dataset.history([user], "test", len(self.dataset.sequence(user)))[0]
-        self.user, self.had = user, past[past >= 0]
+        self.user, self.had = int(user), past[past >= 0]
         self.later = set(self.dataset.targets([user], "test")[0].tolist())
-        self.history, self._heads = self.had[-self.retriever.model.n_hist :], None
+        self.history, self._heads = self.had, None
 
-    def read(self, history: list[int]) -> None:
-        """A history of items, oldest first. Unless it is what the user has, it is nobody's."""
+    def read(self, history: Sequence[int]) -> None:
+        """Another history, oldest first. It is nobody's, but what the user had whom it was made from stays left out."""
         if list(history) == self.history.tolist():
             return
         if wrong := [i for i in history if not 0 <= i < self.dataset.n_items]:
             raise BachError(f"there is no item {wrong[0]}; items are 0 … {self.dataset.n_items - 1}")
-        self.user, self.later, self._heads = None, set(), None
-        self.history = self.had = np.asarray(history, np.int64)
+        if isinstance(self.retriever.model.gate, PiTable):
+            raise BachError(f"{self.method} has a π for each user of the data set: a typed history is nobody's")
+        self.user, self._heads = None, None
+        self.history = np.asarray(history, np.int64)
+        if not len(self.history):
+            self.had, self.later = self.history, set()  # from nothing
 
     def find_items(self, text: str, most: int = 12) -> list[int]:
         """Items whose title or number fits, the most popular first."""
         text = text.strip().lower()
         found = np.flatnonzero(self._searched.str.contains(text, regex=False)) if text else np.empty(0, int)
-        if text.isdigit() and int(text) < self.dataset.n_items:
+        if text.isdecimal() and int(text) < self.dataset.n_items:
             found = np.unique(np.append(found, int(text)))
-        exact = self._searched.to_numpy()[found] == text
+        exact = (self._searched.to_numpy()[found] == text) | (found.astype(str) == text)
         return found[np.lexsort((-self._count[found], ~exact))][:most].tolist()
 
     def find_users(self, text: str, most: int = 20) -> list[int]:
@@ -106,7 +109,7 @@ class Session:
         if not text:
             return list(range(min(most, self.dataset.n_users)))
         named = np.flatnonzero(self.dataset.users["raw_id"].astype(str).str.lower() == text)
-        if text.isdigit() and int(text) < self.dataset.n_users:
+        if text.isdecimal() and int(text) < self.dataset.n_users:
             named = np.unique(np.append(int(text), named))
         wanted = self._searched.str.contains(text, regex=False).to_numpy().astype(np.float32)
         for g, name in enumerate(self.genres.names):
@@ -127,7 +130,7 @@ class Session:
         return told
 
     def title(self, item: int) -> str:
-        return self._titles[item] if item < len(self._titles) else f"item {item}"  # one that came later
+        return self.dataset.titles[item] if item < self.dataset.n_items else f"item {item}"  # one that came later
 
     def genres_of_item(self, item: int) -> list[str]:
         if item >= len(self.genres.member):
@@ -140,13 +143,13 @@ class Session:
     def heads(self) -> Heads:
         """Heads of the history, with names: genres they have more of, or the nearest item where there are no genres."""
         if self._heads is None:
-            query, pi = self.retriever.users.query(self.retriever.catalogue, [self.history])
+            query, pi = self.retriever.users.query(self.retriever.catalogue, [self.history], user=self.user)
             vectors, items = query.heads[0], self.retriever.catalogue.vectors[: self.dataset.n_items]
             if self.genres.names:
                 share = shares_of_heads(vectors, items, self.genres.member, self.retriever.model.tau)
                 names = head_names(share, self.genres)
             else:
-                names = [f"like {self.title(i)}" for i in (vectors @ items.T).argmax(1)]
+                names = [f"like {self.title(int(i))}" for i in (vectors @ items.T).argmax(1)]
             self._heads = Heads(names, pi[0], query.kappa[0], vectors)
         return self._heads
 
@@ -159,8 +162,12 @@ class Session:
 
     def slate(self, pi: Float[np.ndarray, " k"] | None = None) -> Slate:
         """The best K items for a π, the model's own if nothing is said."""
-        K = min(self.K, self.dataset.n_items - len(set(self.had.tolist())))
-        return self.retriever.retrieve([self.history], K, pi=pi, exclude=self.had)
+        left_out = np.unique(np.concatenate([self.had, self.history]))
+        served = self.retriever.catalogue.numbers
+        K = min(self.K, len(served) - int(np.isin(left_out, served).sum()))
+        if not K:
+            raise BachError("this history holds all there is: nothing is left to show")
+        return self.retriever.retrieve([self.history], K, pi=pi, exclude=left_out, user=self.user)
 
     def why(self, item: int, pi: Float[np.ndarray, " k"] | None = None) -> Why:
         """Which head brings an item, and what of the history is like it."""

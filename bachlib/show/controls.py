@@ -9,7 +9,7 @@ from typing import NamedTuple
 import ipywidgets as w
 
 from bachlib.serve.session import Heads, Session, Why
-from bachlib.show.plots.style import colour
+from bachlib.show.plots.style import themed_colour
 
 TIGHT = "line-height: 1.3"  # JupyterLab's own leaves much room
 
@@ -33,7 +33,7 @@ class Row(NamedTuple):
 
     def show(self, r: int, heads: Heads) -> None:
         """This row is about head r now."""
-        self.slider.value, self.slider.style.handle_color = float(heads.pi[r]), colour(r)
+        self.slider.value, self.slider.style.handle_color = float(heads.pi[r]), themed_colour(r)
         self.slider.tooltip, self.forbid.value = f"weight of head {r}", False
         self.about.value = (
             f'<div style="{TIGHT}">{_dot(r)} {r} · <b>{escape(heads.names[r])}</b><br>'
@@ -59,4 +59,4 @@ def why_html(session: Session, why: Why) -> str:
 
 
 def _dot(r: int) -> str:
-    return f'<span style="color:{colour(r)}">⬤</span>'
+    return f'<span style="color:{themed_colour(r)}">⬤</span>'

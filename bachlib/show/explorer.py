@@ -121,6 +121,7 @@ class Explorer(w.VBox):
         user = self.users.value if user is None else user
         if user is not None:
             self.session.be(user)
+            self._forget(self.users)
             self._show_history()
 
     def _look_for_items(self) -> None:
@@ -129,13 +130,26 @@ class Explorer(w.VBox):
             self.found.value = None
 
     def _add(self) -> None:
-        if self.found.value is not None:
-            self.session.read([*self.session.history.tolist(), self.found.value])
+        if (item := self.found.value) is not None:
+            self._forget(self.found)
+            self._take([i for i in self.session.history.tolist() if i != item] + [item])
+
+    def _forget(self, chosen: w.Select) -> None:
+        """So that the same choice can be made again."""
+        with self._quiet():
+            chosen.value = None
+
+    def _take(self, history: list[int]) -> None:
+        try:
+            self.session.read(history)
+        except BachError as error:
+            self.status.value = f"<b>{escape(str(error))}</b>"
+        else:
             self._show_history()
 
     def _show_history(self) -> None:
         with self._quiet():
-            self.history.value = [self._tag(i) for i in self.session.history]
+            self.history.value = [self._tag(i) for i in self.session.history[-self.session.retriever.model.n_hist :]]
         self._show_heads()
 
     def _tag(self, item: int) -> str:
@@ -146,12 +160,11 @@ class Explorer(w.VBox):
         numbers, unknown = [], []
         for tag in self.history.value:
             number = tag.rpartition(" · ")[2]
-            known = number.isdigit() and int(number) < self.session.dataset.n_items and self._tag(int(number)) == tag
+            known = number.isdecimal() and int(number) < self.session.dataset.n_items and self._tag(int(number)) == tag
             found = [int(number)] if known else self.session.find_items(tag, 1)
             numbers += [i for i in found if i not in numbers]
             unknown += [tag] if not found else []
-        self.session.read(numbers)
-        self._show_history()
+        self._take(numbers)
         if unknown:
             self.status.value = f"<b>There is no item like “{escape(unknown[0])}”.</b>"
 
@@ -163,27 +176,25 @@ class Explorer(w.VBox):
 
     def _show_heads(self) -> None:
         """New heads, or back to what the model says of the old ones."""
-        heads = self.session.heads
+        try:
+            heads, self.before = self.session.heads, self.session.slate()
+        except BachError as error:
+            self.status.value = f"<b>{escape(str(error))}</b>"
+            return
         self.shown = heads.largest(self.most_heads)
-        self.before = self.session.slate()
         with self._quiet():
             for row, r in zip_longest(self.rows, self.shown):
                 row.box.layout.display = "none" if r is None else None
                 if r is not None:
                     row.show(int(r), heads)
-        hidden = len(heads.pi) - len(self.shown)
-        kept = f"{hidden} other heads keep their {1 - heads.pi[self.shown].sum():.0%} of π<sub>u</sub>"
-        self.others.value = f"<small>{kept}</small>" if hidden else ""
         self._steer()
 
     @property
     def pi(self) -> np.ndarray:
-        """π as the sliders have it; a slider that was not moved stands for the model's own number."""
-        own = self.session.heads.pi
+        """π as the sliders have it."""
         weights = {}
         for r, row in zip(self.shown, self.rows, strict=False):
-            moved = abs(row.slider.value - own[r]) > 0.006  # a slider has two digits
-            weights[int(r)] = 0.0 if row.forbid.value else row.slider.value if moved else own[r]
+            weights[int(r)] = 0.0 if row.forbid.value else row.slider.value
         return self.session.steered(weights)
 
     def _steer(self) -> None:
@@ -193,7 +204,7 @@ class Explorer(w.VBox):
         except BachError:
             self.status.value = "<b>No head has any weight: there is nothing to serve by.</b>"
             return
-        self.slate = self.session.slate(pi)
+        self.slate, self.steered = self.session.slate(pi), pi
         self._draw(themed(self.picture()))
         with self._quiet():
             chosen, items = self.asked.value, self.slate.items[0].tolist()
@@ -202,6 +213,9 @@ class Explorer(w.VBox):
         self._why()
         self.answered_ms = 1000 * (perf_counter() - start)
         moved = np.abs(pi - self.session.heads.pi).sum() / 2
+        hidden = len(pi) - len(self.shown)
+        kept = f"{hidden} other heads have {1 - pi[self.shown].sum():.0%} of π together"
+        self.others.value = f"<small>{kept}</small>" if hidden else ""
         proved = "proved: exactly the best of all items" if self.slate.certified[0] else "not proved"
         who = "a history of your own" if self.session.user is None else f"user {self.session.user} · ★ liked later"
         self.status.value = (
@@ -244,4 +258,4 @@ class Explorer(w.VBox):
     # ------------------------------------------------------------------------------------------------------------ why
 
     def _why(self) -> None:
-        self.because.value = why_html(self.session, self.session.why(self.asked.value, self.pi))
+        self.because.value = why_html(self.session, self.session.why(self.asked.value, self.steered))

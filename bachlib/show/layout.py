@@ -46,14 +46,17 @@ def regions(
 
 
 def _umap(items: np.ndarray, heads: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    import torch
     import umap  # late: it compiles for seconds
 
+    threads = torch.get_num_threads()  # numba's first parallel loop sets OpenMP's number, torch's too
     settings = SETTINGS | {"n_neighbors": min(SETTINGS["n_neighbors"], len(items) - 1)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a seed means one thread, that nothing can be put onto the map later
         fitted = umap.UMAP(
             **settings, random_state=seed, precomputed_knn=(*_neighbours(items, heads, settings["n_neighbors"]), None)
         ).fit(np.concatenate([items, heads]))
+    torch.set_num_threads(threads)
     return fitted.embedding_[: len(items)], fitted.embedding_[len(items) :]
 
 

@@ -1,11 +1,10 @@
 """Who the pictures of a report are of: users clustered by their π_u, a few that differ, and what heads are called.
 
-Of more than 16 heads those with the largest mean π are shown, the others are one; `shown` are their numbers.
+Of more than 16 heads those with the largest mean π are shown; `shown` are their numbers.
 """
 
 from __future__ import annotations
 
-import re
 import warnings
 from typing import NamedTuple
 
@@ -17,6 +16,7 @@ from scipy.cluster.vq import kmeans2
 from bachlib.data import Dataset
 from bachlib.evaluate import meaning
 from bachlib.evaluate.diagnostics import encode_users, interest_of_heads
+from bachlib.model.towers import Codebook
 from bachlib.model.twotower import Encoded, TwoTower
 from bachlib.train.validation import sample_users
 
@@ -52,30 +52,11 @@ class People(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        return self._numbered(meaning.head_names(self.over_users, self.genres))
+        return meaning.head_names(self.over_users, self.genres)
 
     def names_of(self, at: int) -> list[str]:
         """What the heads mean to one user."""
-        if self.shared:
-            return self.names
-        return self._numbered(meaning.head_names(self.share[at][self.shown], self.genres))
-
-    @property
-    def others(self) -> list[str]:
-        """The name of all heads that are not shown, if there are any."""
-        return [f"the other {self.left} heads"] if self.left else []
-
-    def grouped(self, of_heads: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n c"]:
-        """Numbers of the shown heads, and the sum of the others as one more."""
-        kept = of_heads[:, self.shown]
-        return np.column_stack([kept, of_heads.sum(1) - kept.sum(1)]).clip(min=0) if self.left else kept
-
-    def _numbered(self, names: list[str]) -> list[str]:
-        """Where not all heads are shown their own number belongs to the name, and tells those of one name apart."""
-        if not self.left:
-            return names
-        bare = [re.sub(r" #\d+$", "", name) for name in names]
-        return [f"{r}: {name}" if self.genres.names else f"head {r}" for r, name in zip(self.shown, bare, strict=True)]
+        return self.names if self.shared else meaning.head_names(self.share[at][self.shown], self.genres)
 
 
 @torch.no_grad()
@@ -85,7 +66,7 @@ def people(model: TwoTower, dataset: Dataset, most: int = 1_000, seed: int = 0) 
     users = np.sort(sample_users(dataset, n, seed, cold=dataset.cold is not None))
     encoded = encode_users(model, dataset, users)
     pi, genres = encoded.log_pi.double().exp().cpu().numpy(), meaning.genres_of(dataset)
-    shared = bool((encoded.heads == encoded.heads[:1]).all())
+    shared = isinstance(model.encoder, Codebook) and model.encoder.shared is not None
     asked = encoded.heads[:1] if shared else encoded.heads
     share = np.zeros((1, model.k, 0))
     if genres.names:
@@ -99,7 +80,7 @@ def people(model: TwoTower, dataset: Dataset, most: int = 1_000, seed: int = 0) 
 
 def _shown(pi: Float[np.ndarray, "U k"]) -> Int[np.ndarray, " c"]:
     k = pi.shape[1]
-    return np.arange(k) if k <= MOST else np.argsort(-pi.mean(0), kind="stable")[:MOST]
+    return np.arange(k) if k <= MOST else np.sort(np.argsort(-pi.mean(0), kind="stable")[:MOST])
 
 
 def _clustered(points: Float[np.ndarray, "U k"], seed: int) -> tuple[Int[np.ndarray, " U"], list[int]]:

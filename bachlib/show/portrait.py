@@ -20,7 +20,7 @@ from bachlib.show import plots
 from bachlib.show.document import Section, escape, figure
 from bachlib.show.layout import layout, regions
 from bachlib.show.people import People
-from bachlib.show.plots.style import GREY, label
+from bachlib.show.plots.style import label, tag
 from bachlib.show.steerable import K
 
 ON_THE_MAP = 5_000  # items at most, the most popular ones
@@ -33,21 +33,16 @@ def training(history: pd.DataFrame, model: TwoTower, of: People) -> Section:
     if len(history) < 2:
         told = "The history has fewer than two rows, and so no curves; <code>log_steps</code> gives more of them."
         return Section("training", "How it was trained", told)
-    names, parts = _numbered(of), []
+    names, parts = dict(zip(of.shown.tolist(), of.names, strict=True)), []
     if model.kernel:
         lead = "The terms of the bound, the concentrations and the use of each head, as training went on."
-        kappa = np.stack(history["kappa"])[:, of.shown]
         parts += [figure(plots.elbo_terms(history))]
-        drawn = plots.kappa_trajectories(history.assign(kappa=list(kappa)), 1 / model.tau, model.kernel.name)
-        parts += [figure(_named(drawn, names))]
+        parts += [figure(plots.kappa_trajectories(history, 1 / model.tau, model.kernel.name, names))]
     else:
         lead = "This method has no bound and no concentrations: there are no curves of these."
     if model.k > 1:
         lead += "" if model.kernel else " Which head was the closest to the positives, as training went on:"
-        drawn = plots.head_usage({"": history.assign(usage=list(of.grouped(np.stack(history["usage"]))))})
-        used = history["effective_heads"].iloc[-1]
-        drawn.update_layout(title_text=f"Effective heads in use at the end: {used:.1f} of {model.k}", margin_t=64)
-        parts.append(figure(_grey_others(_named(drawn, [*names, *of.others]), of)))
+        parts.append(figure(plots.head_usage({"": history}, names).update_layout(margin_t=64)))
     return Section("training", "How it was trained", lead, parts)
 
 
@@ -58,7 +53,8 @@ def heads(model: TwoTower, dataset: Dataset, of: People) -> Section:
     if of.genres.names:
         columns = np.argsort(-of.genres.likes, kind="stable")[:GENRES]
         lift = meaning.lift(of.over_users, of.genres.likes)[:, np.sort(columns)]
-        parts.append(figure(plots.head_lift(lift, of.names, [of.genres.names[g] for g in np.sort(columns)])))
+        words = [of.genres.names[g] for g in np.sort(columns)]
+        parts.append(figure(plots.head_lift(lift, of.names, words, of.shown)))
         if len(of.genres.names) > GENRES:
             said.append(f"Of {len(of.genres.names)} genres the {GENRES} most liked are shown.")
     else:
@@ -69,20 +65,18 @@ def heads(model: TwoTower, dataset: Dataset, of: People) -> Section:
     if model.kernel is None:
         said.append("This method has no π and no κ, and so no mixtures of users, calibration or tightness.")
         return Section("heads", "What the heads mean", escape(" ".join(said)), parts)
-    drawn = plots.pi_admixture(of.grouped(of.pi), of.cluster, [*of.names, *of.others])
-    drawn.update_layout(
-        title_text=f"A user is a mixture: on average the largest head has {of.pi.max(1).mean():.0%} of π"
-    )
-    parts.append(figure(_grey_others(drawn, of)))
+    if model.k > 1:
+        text = f"On average the largest of a user's heads has {of.pi.max(1).mean():.0%} of π"
+        parts.append(figure(plots.pi_admixture(of.pi[:, of.shown], of.cluster, of.names, of.shown, text)))
     held = diagnostics.pi_calibration(diagnostics.held_out(model, dataset, of.users))
     name = label(model.config.get("method", "model"))
     parts.append(figure(plots.calibration_curves({name: held.bins}, {name: held.ece}, "π<sub>u</sub>")))
     kappa, tight, head = _tightness(model, dataset, of)
     if len(np.unique(kappa)) > 2 and len(np.unique(tight)) > 2:
         correlation = float(spearmanr(kappa, tight).statistic)
-        parts.append(figure(plots.kappa_and_tightness(kappa, tight, head, of.names, correlation)))
+        parts.append(figure(plots.kappa_and_tightness(kappa, tight, head, of.names, correlation, of.shown)))
     else:
-        said.append("Too few heads explain five items of a user to compare κ with how tight these are.")
+        said.append("κ is nearly the same everywhere: there is nothing to compare with how tight a head's items are.")
     return Section("heads", "What the heads mean", escape(" ".join(said)), parts)
 
 
@@ -95,26 +89,24 @@ def one_user(model: TwoTower, dataset: Dataset, of: People) -> Section:
         told = "Only a mixture says how much each head has to do with an item; this method takes the closest head."
         return Section(key, title, told)
     of = of.seen_by(at)
-    titles, names = dataset.items["title"].astype(str).to_numpy(), [*of.names_of(at), *of.others]
-    sequence = np.asarray(dataset.sequence(u), np.int64)[-(model.n_hist + N_TEST) :]
-    gamma = diagnostics.explained(model, _row(of.encoded, at), sequence[None]).gamma[0]
-    strip = plots.history_strip(of.grouped(gamma), titles[sequence], names, N_TEST)
-    slate = Retriever(model, "exact").retrieve([dataset.sequence(u)[:-N_TEST]], K, user=[u])
-    relative, share = np.exp(slate.scores[0] - slate.scores[0, 0]), of.grouped(slate.head_share[0])
-    bars = plots.slate_by_head(share, relative, titles[slate.items[0]], names)
-    if of.left:  # these know only of the shown heads
-        needed = int(np.searchsorted(np.cumsum(np.sort(gamma.mean(0))[::-1]), 0.9)) + 1
-        strip.update_layout(
-            title_text=f"{needed} of {model.k} heads explain nine tenths of this user's {len(gamma)} items"
-        )
-        several = len(np.unique(slate.head_share[0].argmax(1)))
-        bars.update_layout(title_text=f"{several} of {model.k} heads bring these {K} items")
-    lead = (
-        f"What user {u} liked, each item split by which head explains it, and the {K} items the model would show next."
-    )
+    titles, names = np.array(dataset.titles, object), of.names_of(at)
+    sequence = np.asarray(dataset.sequence(u), np.int64)
+    last, earlier = sequence[-(model.n_hist + N_TEST) :], sequence[:-N_TEST]
+    gamma = diagnostics.explained(model, _row(of.encoded, at), last[None]).gamma[0]
+    needed = int(np.searchsorted(np.cumsum(np.sort(gamma.mean(0))[::-1]), 0.9)) + 1
+    text = f"{needed} of {model.k} heads explain nine tenths of this user's {len(gamma)} items"
+    strip = plots.history_strip(gamma[:, of.shown], titles[last], names, N_TEST, of.shown, text)
+    most = min(K, dataset.n_items - len(set(earlier.tolist())))
+    slate = Retriever(model, "exact").retrieve([earlier], most, user=[u])
+    relative = np.exp(slate.scores[0] - slate.scores[0, 0])
+    several = len(np.unique(slate.head_share[0].argmax(1)))
+    text = f"{several} of {model.k} heads bring these {most} items"
+    share = slate.head_share[0][:, of.shown]
+    bars = plots.slate_by_head(share, relative, titles[slate.items[0]], names, of.shown, title=text)
+    lead = f"What user {u} liked, each item split by which head explains it, and the {most} items shown next."
     if of.left:
         lead += f" Of {model.k} heads the {len(of.shown)} that this user has most of are shown."
-    return Section(key, title, lead, [figure(_grey_others(drawn, of)) for drawn in (strip, bars)])
+    return Section(key, title, lead, [figure(strip), figure(bars)])
 
 
 @torch.no_grad()
@@ -125,14 +117,15 @@ def item_map(model: TwoTower, dataset: Dataset, of: People) -> go.Figure:
     vectors = model.items()[torch.as_tensor(chosen)].cpu().numpy()
     u = mine.heads[0, of.shown].cpu().numpy()
     cosine = vectors @ u.T  # (n, c)
-    best, weight, title = cosine, np.full(len(u), 1 / len(u)), None
+    best, weight, title = cosine, None, None
     names = of.names if of.shared else of.names_of(at)
     if model.kernel:
         kappa, log_pi = (x[0, of.shown].cpu().numpy() for x in (mine.kappa, mine.log_pi))
         log_sigma = model.kernel.log_density(torch.from_numpy(cosine), torch.from_numpy(kappa), model.d).numpy()
         weight = of.pi[:, of.shown].mean(0) if of.shared else of.pi[at, of.shown]
         best = (np.log(weight + 1e-30) if of.shared else log_pi) + log_sigma
-        first = f"the largest, {label(names[weight.argmax()])}, has {weight.max():.0%} of π"
+        n = int(weight.argmax())
+        first = f"the largest, {tag(of.shown[n], names[n])}, has {weight[n]:.0%} of π"
         title = None if of.shared else f"Where the heads of user {of.users[at]} stand; {first}"
     else:
         title = f"Where the {len(u)} heads of user {of.users[at]} stand, each item with the closest" * (len(u) > 1)
@@ -140,19 +133,12 @@ def item_map(model: TwoTower, dataset: Dataset, of: People) -> go.Figure:
     xy, head_xy = layout(vectors, u)
     top = np.argsort(-cosine, axis=0, kind="stable")[:5].T
     history = [] if of.shared else np.flatnonzero(np.isin(chosen, dataset.sequence(int(of.users[at]))[:-N_TEST]))
-    hover = [label(t) for t in dataset.items["title"].iloc[chosen]]
+    titles = dataset.titles
+    hover = [label(titles[i]) for i in chosen]
+    words = regions(xy, of.genres.first[chosen], of.genres.names, WORDS)
     return plots.map_of_items(
-        xy,
-        best.argmax(1),
-        hover,
-        head_xy,
-        names,
-        weight,
-        top.tolist(),
-        regions(xy, of.genres.first[chosen], of.genres.names, WORDS),
-        history,
-        title,
-    )
+        xy, best.argmax(1), hover, head_xy, names, weight, top.tolist(), words, history, title, of.shown
+    )  # fmt: skip
 
 
 def _popular(dataset: Dataset) -> np.ndarray:
@@ -185,21 +171,3 @@ def _which(of: People) -> str:
         shown = f"the {len(of.shown)} with the largest mean π are shown"
         whose += f" Of {of.pi.shape[1]} heads {shown}; they have {held:.0%} of it."
     return whose
-
-
-def _numbered(of: People) -> list[str]:
-    return [f"{n} · {label(name, 22)}" for n, name in enumerate(of.names)]
-
-
-def _named(drawn: go.Figure, names: list[str]) -> go.Figure:
-    """The same names for heads in all figures; those of a training only number them."""
-    told = {f"head {n + 1}": name for n, name in enumerate(names)}
-    return drawn.for_each_trace(lambda trace: trace.update(name=told.get(trace.name, trace.name)))
-
-
-def _grey_others(drawn: go.Figure, of: People) -> go.Figure:
-    """All heads that are not shown in grey."""
-    for trace in drawn.data if of.left else ():
-        if trace.name and trace.name.endswith(label(of.others[0], 22)):
-            trace.update(marker_color=GREY) if trace.type == "bar" else trace.update(line_color=GREY, fillcolor=GREY)
-    return drawn

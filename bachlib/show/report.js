@@ -66,6 +66,7 @@
     }
   }, { rootMargin: "500px" });
   plots.forEach((div) => watcher.observe(div));
+  addEventListener("beforeprint", () => plots.filter((div) => !div.dataset.drawn).forEach(draw));
   let waiting;
   addEventListener("resize", () => {
     clearTimeout(waiting);
@@ -104,7 +105,7 @@
   const number = (x) => x.toLocaleString("en");
 
   const steer = (root, told) => {
-    const { K, colours, titles } = told;
+    const { K, titles } = told;
     let user, weights, forbidden, before, open, last;
     const list = make("ol", { className: "slate" });
     const proof = make("p", { id: "proof", aria: { live: "polite" } });
@@ -147,8 +148,8 @@
       const pi = now(), total = pi.reduce((a, b) => a + b, 0);
       const order = one.share.map((share, r) => ({ share, r })).sort((a, b) => b.share - a.share);
       const lines = order.filter(({ share }, n) => n < 3 || share >= 0.005).map(({ share, r }) => make("tr", {},
-        make("td", {}, make("span", { className: "chip", style: { background: tint(colours[r]) } }), voice(r)),
-        make("td", {}, percent(pi[r] / total)), make("td", {}, user.kappa[r]?.toFixed(1) ?? "–"),
+        make("td", {}, make("span", { className: "chip", style: { background: tint(user.colours[r]) } }), voice(r)),
+        make("td", {}, percent(total > 0 ? pi[r] / total : 0)), make("td", {}, user.kappa[r]?.toFixed(1) ?? "–"),
         make("td", {}, user.cosine[one.n][r]?.toFixed(2) ?? "–"), make("td", {}, percent(share))));
       const head = ["head", "π", "κ", "cosine", "share"].map((name) => make("th", {}, name));
       const near = user.near[one.n].map((item, n) => `${short(titles[item])} (${user.nearCosine[one.n][n].toFixed(2)})`);
@@ -166,7 +167,7 @@
         const length = Math.exp(one.score - top);
         const bar = make("span", { className: "bar", aria: { hidden: true } }, ...one.share.map((share, r) => make("span", {
           title: `${voice(r)} ${percent(share)}`,
-          style: { width: `${100 * length * share}%`, background: tint(colours[r]) },
+          style: { width: `${100 * length * share}%`, background: tint(user.colours[r]) },
         })));
         const row = make("button", { type: "button", className: "row", aria: { expanded: open === one.item } },
           make("span", { className: "place" }, String(place + 1)), title,
@@ -186,7 +187,7 @@
       const pi = now(), total = pi.reduce((a, b) => a + b, 0);
       [...rows.children].forEach((row, r) => {
         row.classList.toggle("off", forbidden[r]);
-        row.querySelector(".chip").style.background = tint(colours[r]);
+        row.querySelector(".chip").style.background = tint(user.colours[r]);
         row.querySelector("output").textContent = percent(total > 0 ? pi[r] / total : 0);
       });
       if (!(total > 0)) {

@@ -31,6 +31,8 @@ def report(folder: str | Path, *, data: Path | None = None, model: nn.Module | N
     if (folder / "run.json").exists():
         text = _training(folder, data, model)
     elif (folder / "params.yaml").exists() and (folder / "status.json").exists():
+        if data is not None or model is not None:
+            raise BachError(f"{folder} is a run of notebooks: a data set or model can be given for a training run only")
         text = _notebooks(folder)
     else:
         raise BachError(
@@ -57,6 +59,8 @@ def opened(folder: Path, data: Path | None = None, model: nn.Module | None = Non
     """The run and its data, or in words what is missing for that."""
     about = read_about(folder)
     told, config = about["identity"]["data"], about["identity"]["model"]
+    if data is not None and not (data / "meta.json").exists():
+        raise BachError(f"{data} is not a prepared data set (it has no meta.json)")
     if not ((data or output_dir("data", told["name"])) / "meta.json").exists():
         return f"its data set, {told['name']}, is not in {output_dir('data')}"
     dataset = data_of(folder, data)

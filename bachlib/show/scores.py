@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
+from bachlib import BachError
 from bachlib.data import Dataset
 from bachlib.evaluate import Evaluation, evaluate, tables
 from bachlib.evaluate.paper import MAIN
@@ -34,7 +37,7 @@ def numbers(run: Run, dataset: Dataset) -> Section:
         parts = [only_a_table(made._repr_html_())]
     else:
         parts = [means(own)]
-    curves: dict[str, Evaluation] = {}
+    curves: dict[str, np.ndarray] = {}
     for e in (own, *others):
         curves.setdefault(label(e.label), e.ranks)
     shown = dict(list(curves.items())[:CURVES])
@@ -60,7 +63,10 @@ def comparable(own: Evaluation, folder: Path) -> list[Evaluation]:
     for path in sorted(folder.resolve().parent.glob("*/evaluation-test.json")):
         if path.parent == folder.resolve():
             continue
-        other = Evaluation.load(path.parent)
+        try:
+            other = Evaluation.load(path.parent)
+        except (BachError, OSError, ValueError):  # somebody else's run is not ours to mend
+            continue
         mine, theirs = (
             {key: value for key, value in e.protocol.items() if key != "data"} for e in (own, other)
         )  # the same data may lie in another folder

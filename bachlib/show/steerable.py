@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import unescape
 from itertools import chain
 from typing import Any
 
@@ -13,7 +14,7 @@ from bachlib.params import N_TEST
 from bachlib.serve import Retriever
 from bachlib.serve.shortlist import Shortlist, rerank, shortlist
 from bachlib.show.people import People
-from bachlib.show.plots.style import GREY, colour
+from bachlib.show.plots.style import GREY, colour, tag
 
 K, M = 15, 100
 LONGEST = 1_500  # items of a shortlist, about: beyond that it is not made longer
@@ -27,11 +28,10 @@ def steering(model: TwoTower, dataset: Dataset, of: People) -> dict[str, Any]:
     retriever = Retriever(model, "exact")
     lists = [_user(retriever, dataset, of.seen_by(at), at) for at in of.some]
     wanted = sorted({i for one in lists for i in (*one["items"], *one["history"], *chain(*one["near"]))})
-    title = dataset.items["title"]
+    titles = dataset.titles
     return {
         "K": min(K, *(len(one["items"]) for one in lists)),
-        "colours": [*(colour(n) for n in range(len(of.shown))), *([GREY] * bool(of.left))],
-        "titles": {int(i): str(title.iloc[i]) for i in wanted},
+        "titles": {int(i): titles[i] for i in wanted},
         "users": lists,
     }
 
@@ -42,10 +42,11 @@ def _user(retriever: Retriever, dataset: Dataset, of: People, at: int) -> dict[s
     found = _long_enough(retriever, earlier, of.shown, u)
     near, cosine = _nearest(retriever, found, earlier)
     first = np.argsort(-found.pi[: len(of.shown)])[:2]
-    names, plain = of.names_of(at), of.left or not of.genres.names  # these have their numbers already
+    names = [tag(int(r), name, 60) for r, name in zip(of.shown, of.names_of(at), strict=True)]
     return {
-        "name": f"user {u}: " + ", ".join(f"{found.pi[n]:.0%} {names[n]}" for n in first),
-        "names": [*(name if plain else f"{r} · {name}" for r, name in enumerate(names)), *of.others],
+        "name": f"user {u}: " + ", ".join(f"{found.pi[n]:.0%} {unescape(names[n])}" for n in first),
+        "names": [unescape(name) for name in names] + [f"the other {of.left} heads"] * bool(of.left),
+        "colours": [colour(int(r)) for r in of.shown] + [GREY] * bool(of.left),
         "pi": [float(x) for x in found.pi],
         "kappa": _numbers(found.kappa, 2),
         "floor": _numbers(found.log_floor, DECIMALS),

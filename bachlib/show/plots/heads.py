@@ -8,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
-from bachlib.show.plots.style import COLOURS, INK, PALE, PAPER, colour, label
+from bachlib.show.plots.style import COLOURS, INK, PALE, PAPER, colour, label, tag
 
 PALE_TO_ORANGE = [[0, PALE], [0.5, PAPER], [1, COLOURS[5]]]  # less of a genre is the rule: it should not shout
 
@@ -19,31 +19,33 @@ def map_of_items(
     hover: Sequence[str],
     heads: Float[np.ndarray, "k 2"],
     names: Sequence[str],
-    weight: Float[np.ndarray, " k"],
+    weight: Float[np.ndarray, " k"] | None,
     top: Sequence[Sequence[int]] = (),
     regions: dict[str, Float[np.ndarray, " 2"]] | None = None,
     history: Sequence[int] = (),
     title: str | None = None,
+    numbers: Sequence[int] | None = None,
     most: int = 3000,
 ) -> go.Figure:
     """Items in the colour of the head that explains them best, heads as stars sized by π and joined to their items.
 
-    `hover`: a text per item; `top`: places of each head's first items; `regions`: words on the map; `history`: items to
-    mark with a ring. Of more than `most` items some are drawn, at random, and all that are in `top` or `history`.
+    `hover`: a text per item; `weight`: π, None where heads have none; `top`: places of each head's first items;
+    `regions`: words on the map; `history`: items to mark with a ring; `numbers`: which heads these are, where not
+    all are shown. Of more than `most` items some are drawn, at random, and all that are in `top` or `history`.
     """
-    figure = go.Figure()
+    figure, numbers = go.Figure(), range(len(names)) if numbers is None else numbers
     shown = np.random.default_rng(0).permutation(len(items))[:most]
     shown = np.unique(np.concatenate([shown, *(np.asarray(p, int) for p in top), np.asarray(history, int)]))
-    for r, name in enumerate(names):
-        at = shown[item_head[shown] == r]
+    for n, (r, name) in enumerate(zip(numbers, names, strict=True)):
+        at = shown[item_head[shown] == n]
         figure.add_scatter(
             x=items[at, 0], y=items[at, 1], mode="markers", name=f"items of head {r}", legendgroup=str(r),
-            showlegend=False, text=[hover[i] for i in at], hovertemplate=f"%{{text}}<extra>{label(name)}</extra>",
+            showlegend=False, text=[hover[i] for i in at], hovertemplate=f"%{{text}}<extra>{tag(r, name)}</extra>",
             marker={"size": 4, "opacity": 0.45, "color": colour(r)},
         )  # fmt: skip
-    for r, places in enumerate(top):
-        ends = items[np.asarray(places, int)]
-        x, y = (np.column_stack([np.full(len(ends), heads[r, a]), ends[:, a], np.full(len(ends), np.nan)]).ravel()
+    for n, places in enumerate(top):
+        r, ends = numbers[n], items[np.asarray(places, int)]
+        x, y = (np.column_stack([np.full(len(ends), heads[n, a]), ends[:, a], np.full(len(ends), np.nan)]).ravel()
                 for a in (0, 1))  # fmt: skip
         figure.add_scatter(
             x=x, y=y, mode="lines", line={"color": colour(r), "width": 1}, opacity=0.6, hoverinfo="skip",
@@ -55,12 +57,12 @@ def map_of_items(
             x=ring[:, 0], y=ring[:, 1], mode="markers", name="history", hoverinfo="skip",
             marker={"symbol": "circle-open", "size": 9, "color": INK, "line": {"width": 1.5}},
         )  # fmt: skip
-    for r, name in enumerate(names):
+    for n, (r, name) in enumerate(zip(numbers, names, strict=True)):
+        size, told = (20.0, "") if weight is None else (9 + 34 * float(np.sqrt(weight[n])), f": {weight[n]:.1%} of π")
         figure.add_scatter(
-            x=[heads[r, 0]], y=[heads[r, 1]], mode="markers", name=f"{r} · {label(name, 24)}", legendgroup=str(r),
-            marker={"symbol": "star", "size": 9 + 34 * float(np.sqrt(weight[r])), "color": colour(r),
-                    "line": {"color": INK, "width": 1.5}},
-            hovertemplate=f"head {r} · {label(name)}: {weight[r]:.1%} of π<extra></extra>",
+            x=[heads[n, 0]], y=[heads[n, 1]], mode="markers", name=tag(r, name, 24), legendgroup=str(r),
+            marker={"symbol": "star", "size": size, "color": colour(r), "line": {"color": INK, "width": 1.5}},
+            hovertemplate=f"{tag(r, name, 34)}{told}<extra></extra>",
         )  # fmt: skip
     for word, (x, y) in (regions or {}).items():
         figure.add_annotation(
@@ -69,29 +71,31 @@ def map_of_items(
         )  # fmt: skip
     figure.update_xaxes(visible=False)
     figure.update_yaxes(visible=False, scaleanchor="x", scaleratio=1)
-    biggest = int(np.argmax(weight))
-    text = (
-        title
-        or f"Where the {len(names)} heads stand; the largest, {label(names[biggest])}, has {weight[biggest]:.0%} of π"
-    )
+    if title is None:
+        title = f"Where the {len(names)} heads stand"
+        if weight is not None:
+            n = int(np.argmax(weight))
+            title += f"; the largest, {tag(numbers[n], names[n])}, has {weight[n]:.0%} of π"
     return figure.update_layout(
-        title=text, height=620, margin={"l": 10, "r": 10, "b": 10},
-        legend={"itemsizing": "constant", "font": {"size": 12}, "title": {"text": "heads, sized by π"}},
+        title=title, height=620, margin={"l": 10, "r": 10, "b": 10},
+        legend={"itemsizing": "constant", "font": {"size": 12},
+                "title": {"text": "heads" if weight is None else "heads, sized by π"}},
     )  # fmt: skip
 
 
 def head_lift(
-    lift: Float[np.ndarray, "k g"], names: Sequence[str], genres: Sequence[str], cells: bool = True
+    lift: Float[np.ndarray, "k g"], names: Sequence[str], genres: Sequence[str], numbers: Sequence[int] | None = None
 ) -> go.Figure:
     """Head × genre: how many times as often a genre is among a head's items as among all likes; by doublings."""
+    numbers = range(len(names)) if numbers is None else numbers
     z = np.clip(np.log2(np.maximum(lift, 1e-9)), -3, 3)
     text = [[f"{v:.1f}" if v >= 1.5 else "" for v in row] for row in lift]
     ticks = [-3, -2, -1, 0, 1, 2, 3]
     figure = go.Figure(
         go.Heatmap(
-            z=z, x=[label(g, 18) for g in genres], y=[f"{r} · {label(name, 26)}" for r, name in enumerate(names)],
+            z=z, x=[label(g, 18) for g in genres], y=[tag(r, name, 26) for r, name in zip(numbers, names, strict=True)],
             customdata=lift, colorscale=PALE_TO_ORANGE, zmid=0, zmin=-3, zmax=3, xgap=1, ygap=1,
-            text=text if cells else None, texttemplate="%{text}" if cells else None, textfont={"size": 11},
+            text=text, texttemplate="%{text}", textfont={"size": 11},
             hovertemplate="%{y}<br>%{x}: × %{customdata:.2f}<extra></extra>",
             colorbar={"title": "lift", "tickvals": ticks, "ticktext": [f"× {2.0**t:g}" for t in ticks]},
         )
@@ -99,7 +103,7 @@ def head_lift(
     r, g = np.unravel_index(np.argmax(lift), lift.shape)
     figure.update_yaxes(autorange="reversed", showgrid=False)
     figure.update_xaxes(tickangle=-40, showgrid=False)
-    what = f"Head {r} has {label(genres[g])} {lift[r, g]:.1f} times as often as people's likes have it"
+    what = f"Head {numbers[r]} has {label(genres[g])} {lift[r, g]:.1f} times as often as people's likes have it"
     return figure.update_layout(title=what, height=max(400, 190 + 24 * len(names)))
 
 
@@ -109,14 +113,15 @@ def kappa_and_tightness(
     head: Int[np.ndarray, " m"],
     names: Sequence[str],
     correlation: float,
+    numbers: Sequence[int] | None = None,
 ) -> go.Figure:
     """The learnt κ of heads against the mean cosine of the items they explain; a dot per user and head."""
-    figure = go.Figure()
-    for r, name in enumerate(names):
-        at = head == r
+    figure, numbers = go.Figure(), range(len(names)) if numbers is None else numbers
+    for n, (r, name) in enumerate(zip(numbers, names, strict=True)):
+        at = head == n
         if at.any():
             figure.add_scatter(
-                x=tightness[at], y=kappa[at], mode="markers", name=f"{r} · {label(name, 22)}",
+                x=tightness[at], y=kappa[at], mode="markers", name=tag(r, name),
                 marker={"size": 5, "opacity": 0.5, "color": colour(r)},
                 hovertemplate="mean cosine %{x:.2f}<br>κ %{y:.1f}<extra></extra>",
             )  # fmt: skip
@@ -144,7 +149,7 @@ def recovered_interests(
     z = overlap[np.ix_(used, order)]
     figure = go.Figure(
         go.Heatmap(
-            z=z, x=[f"{label(truth[j], 16)}" for j in order], y=[f"{r} · {label(names[r], 26)}" for r in used],
+            z=z, x=[f"{label(truth[j], 16)}" for j in order], y=[tag(r, names[r], 26) for r in used],
             colorscale=[[0, PAPER], [1, COLOURS[0]]], zmin=0, zmax=1, xgap=1, ygap=1,
             text=[[f"{v:.0%}" if v > 0.15 else "" for v in row] for row in z], texttemplate="%{text}",
             textfont={"size": 11}, colorbar={"title": "γ", "tickformat": ".0%"},

@@ -8,7 +8,17 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
-from bachlib.show.plots.style import GREY, INK, LIGHT, colour, label
+from bachlib.show.plots.style import GREY, INK, LIGHT, colour, label, tag
+
+
+def by_head(
+    share: Float[np.ndarray, "n c"], names: Sequence[str], numbers: Sequence[int] | None = None
+) -> list[tuple[Float[np.ndarray, " n"], str, str]]:
+    """Shares of heads with their colours and tags; what is missing to one is a grey part of the other heads."""
+    numbers = range(len(names)) if numbers is None else numbers
+    parts = [(share[:, n], colour(r), tag(r, names[n])) for n, r in enumerate(numbers)]
+    rest = 1 - share.sum(1)
+    return [*parts, (rest, GREY, "other heads")] if rest.max(initial=0) > 1e-5 else parts
 
 
 def pi_ternary(pi: Float[np.ndarray, "U 3"], names: Sequence[str], hover: Sequence[str] | None = None) -> go.Figure:
@@ -34,19 +44,24 @@ def pi_ternary(pi: Float[np.ndarray, "U 3"], names: Sequence[str], hover: Sequen
 
 
 def pi_admixture(
-    pi: Float[np.ndarray, "U k"], cluster: Int[np.ndarray, " U"], names: Sequence[str], most: int = 300
+    pi: Float[np.ndarray, "U c"],
+    cluster: Int[np.ndarray, " U"],
+    names: Sequence[str],
+    numbers: Sequence[int] | None = None,
+    title: str | None = None,
+    most: int = 300,
 ) -> go.Figure:
     """Each user a thin column of their π_u, users of a cluster side by side: the picture of an admixture.
 
-    With more than `most` users every n-th of each cluster is drawn.
+    With more than `most` users every n-th of each cluster is drawn. `numbers`: as in `slate_by_head`.
     """
     order = np.lexsort((-pi[np.arange(len(pi)), pi.argmax(1)], pi.argmax(1), cluster))
     order = order[np.linspace(0, len(order) - 1, min(most, len(order))).astype(int)]
     figure, x = go.Figure(), np.arange(len(order))
-    for r, name in enumerate(names):
+    for part, fill, name in by_head(pi[order], names, numbers):
         figure.add_bar(
-            x=x, y=pi[order, r], name=f"{r} · {label(name, 22)}", marker={"color": colour(r), "line": {"width": 0}},
-            customdata=order, hovertemplate=f"user %{{customdata}}<br>{label(name)} %{{y:.0%}}<extra></extra>",
+            x=x, y=part, name=name, marker={"color": fill, "line": {"width": 0}},
+            customdata=order, hovertemplate=f"user %{{customdata}}<br>{name} %{{y:.0%}}<extra></extra>",
         )  # fmt: skip
     sizes = [(c, np.flatnonzero(cluster[order] == c)) for c in np.unique(cluster)]
     for c, at in sizes:
@@ -59,24 +74,29 @@ def pi_admixture(
     figure.update_yaxes(title="π<sub>u</sub>", tickformat=".0%", range=[0, 1])
     largest = float(pi.max(1).mean())
     return figure.update_layout(
-        title={"text": f"A user is a mixture: on average the largest head has {largest:.0%} of π", "pad": {"b": 30}},
+        title={"text": title or f"On average the largest of a user's heads has {largest:.0%} of π", "pad": {"b": 30}},
         barmode="stack", bargap=0, height=max(430, 150 + 20 * len(names)), margin={"t": 84},
         legend={"font": {"size": 12}, "traceorder": "normal"},
     )  # fmt: skip
 
 
 def history_strip(
-    gamma: Float[np.ndarray, "n k"], titles: Sequence[str], names: Sequence[str], held_out: int = 0
+    gamma: Float[np.ndarray, "n c"],
+    titles: Sequence[str],
+    names: Sequence[str],
+    held_out: int = 0,
+    numbers: Sequence[int] | None = None,
+    title: str | None = None,
 ) -> go.Figure:
     """A user's items in the order of time, each a column split by γ: which head explains it. The last are held out."""
     figure, x = go.Figure(), np.arange(len(gamma))
-    for r, name in enumerate(names):
-        if gamma[:, r].max() < 0.01:
+    for part, fill, name in by_head(gamma, names, numbers):
+        if part.max() < 0.01:
             continue  # a head that explains nothing here
         figure.add_bar(
-            x=x, y=gamma[:, r], name=f"{r} · {label(name, 22)}", marker={"color": colour(r), "line": {"width": 0}},
+            x=x, y=part, name=name, marker={"color": fill, "line": {"width": 0}},
             text=[label(t) for t in titles], textposition="none",
-            hovertemplate=f"%{{text}}<br>γ of {label(name)} %{{y:.0%}}<extra></extra>",
+            hovertemplate=f"%{{text}}<br>γ of {name} %{{y:.0%}}<extra></extra>",
         )  # fmt: skip
     if held_out:
         start = len(gamma) - held_out
@@ -90,7 +110,7 @@ def history_strip(
     needed = int(np.searchsorted(np.cumsum(mean), 0.9)) + 1
     text = f"{needed} of {gamma.shape[1]} heads explain nine tenths of this user's {len(gamma)} items"
     return figure.update_layout(
-        title={"text": text, "pad": {"b": 30}}, barmode="stack", bargap=0.06, margin={"t": 84},
+        title={"text": title or text, "pad": {"b": 30}}, barmode="stack", bargap=0.06, margin={"t": 84},
         height=max(340, 150 + 20 * len(names)),
         legend={"font": {"size": 12}, "traceorder": "normal"},
     )  # fmt: skip
@@ -112,11 +132,7 @@ def slate_by_head(
     each title. Every head has a trace, also one that brings nothing, so that a widget can refill them.
     """
     figure, y = go.Figure(), list(range(1, len(share) + 1))
-    numbers = range(len(names)) if numbers is None else numbers
-    parts = [(share[:, n], colour(r), f"{r} · {label(names[n], 22)}") for n, r in enumerate(numbers)]
-    rest = 1 - share.sum(1)
-    if rest.max() > 1e-6:
-        parts.append((rest, GREY, "other heads"))
+    parts = by_head(share, names, numbers)
     for part, fill, name in parts:
         figure.add_bar(
             y=y, x=part * relative, orientation="h", name=name, marker={"color": fill, "line": {"width": 0}},
@@ -129,29 +145,33 @@ def slate_by_head(
         ticktext=[f"{label(t)}{mark}  {n}" for n, t, mark in zip(y, titles, behind, strict=True)],
     )  # fmt: skip
     figure.update_xaxes(title="m(i | u), the first item's = 1", range=[0, 1.02])
+    title = title or slate_title(np.stack([part for part, _, _ in parts], 1), numbers)
     return figure.update_layout(
-        title={"text": title or slate_title(share, numbers), "xref": "container", "x": 0.01},
+        title={"text": title, "xref": "container", "x": 0.01},
         barmode="stack", bargap=0.2,
         height=130 + max(26 * len(share), 20 * len(parts)), margin={"l": 255},
         legend={"font": {"size": 12}, "traceorder": "normal"},
     )  # fmt: skip
 
 
-def slate_title(share: Float[np.ndarray, "K k"], numbers: Sequence[int]) -> str:
-    """Who brings the slate, in words."""
+def slate_title(share: Float[np.ndarray, "K c"], numbers: Sequence[int] | None = None) -> str:
+    """Who brings the slate, in words; a column beyond `numbers` is the other heads."""
     brought = np.bincount(share.argmax(1), minlength=share.shape[1])
-    several = int((brought > 0).sum())
-    most = int(brought.argmax())
+    several, most = int((brought > 0).sum()), int(brought.argmax())
+    numbers = range(share.shape[1]) if numbers is None else numbers
+    who, has, brings = (
+        (f"head {numbers[most]}", "has", "brings") if most < len(numbers) else ("other heads", "have", "bring")
+    )
     if several == 1:
-        return f"Head {numbers[most]} has the largest part in all of these {len(share)} items"
-    return f"{several} heads bring these {len(share)} items; head {numbers[most]} brings {brought[most]}"
+        return f"{who.capitalize()} {has} the largest part in all of these {len(share)} items"
+    return f"{several} heads bring these {len(share)} items; {who} {brings} {brought[most]}"
 
 
 def pi_before_after(
     before: Float[np.ndarray, " k"], after: Float[np.ndarray, " k"], names: Sequence[str], title: str | None = None
 ) -> go.Figure:
     """π_u as pale bars and what it was steered to as full ones, a colour per head."""
-    y = [f"{r} · {label(name, 22)}" for r, name in enumerate(names)]
+    y = [tag(r, name) for r, name in enumerate(names)]
     figure = go.Figure()
     colours = [colour(r) for r in range(len(names))]
     hover = "%{y}: %{x:.1%}<extra></extra>"

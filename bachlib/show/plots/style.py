@@ -15,10 +15,10 @@ from plotly.io.base_renderers import MimetypeRenderer
 
 from bachlib import BachError
 
-# Okabe–Ito (its yellow darkened: it is not seen on white), then Tol's muted scheme
+# Okabe–Ito's first six, then the colours that are farthest from all others, also for people who see no red or green
 COLOURS = """
-    #0072B2 #E69F00 #009E73 #CC79A7 #56B4E9 #D55E00 #A89A00 #882255
-    #44AA99 #332288 #BFA64A #117733 #AA4499 #808020 #6FB1D6 #661100
+    #0072B2 #E69F00 #009E73 #CC79A7 #56B4E9 #D55E00 #771100 #332288
+    #88BB66 #7766FF #770066 #24243A #AA5533 #4422CC #111100 #0000FF
 """.split()
 INK, GREY, LIGHT, PAPER = "#222222", "#707070", "#E5E5E5", "#FFFFFF"
 BALL, PALE = "#F4F6F8", "#BFD9EA"  # a surface, and the cold end of a scale
@@ -26,8 +26,8 @@ BALL, PALE = "#F4F6F8", "#BFD9EA"  # a surface, and the cold end of a scale
 # what a colour of the light figures becomes in the dark: the same hue, light enough to be seen
 DARK = {
     INK: "#ECECEC", GREY: "#A0A0A0", LIGHT: "#3A3F46", PAPER: "#16191D", BALL: "#2A2F36", PALE: "#21384A",
-    "#0072B2": "#3D9BDC", "#882255": "#E0507A", "#332288": "#8C7FE0", "#117733": "#3FA866", "#661100": "#CC6B50",
-    "#AA4499": "#CF6CBE", "#808020": "#B0B040", "#A89A00": "#D8C93A",
+    "#0072B2": "#2288DD", "#771100": "#FFDDAA", "#332288": "#CCDDFF", "#770066": "#FF99BB", "#24243A": "#F2F2F2",
+    "#AA5533": "#FFDD66", "#4422CC": "#9977BB", "#111100": "#FFFF00", "#0000FF": "#66AAFF",
 }  # fmt: skip
 
 _title = {"font": {"size": 17}, "x": 0, "xref": "paper", "yanchor": "bottom", "y": 1, "yref": "paper", "pad": {"b": 14}}
@@ -52,7 +52,13 @@ pio.templates.default = "bach"
 
 
 def colour(r: int) -> str:
+    """The colour of head r, in every figure; with more than sixteen heads colours come again."""
     return COLOURS[r % len(COLOURS)]
+
+
+def tag(r: int, name: str, longest: int = 22) -> str:
+    """How a head is called in every figure: its number, and its name if it has one."""
+    return f"{r} · {label(name, longest)}" if name else f"head {r}"
 
 
 def label(text: Any, longest: int = 34) -> str:
@@ -101,6 +107,11 @@ def use(theme: Literal["light", "dark"]) -> None:
 def themed(figure: go.Figure) -> go.Figure:
     """For widgets: the figure as `use` wants it."""
     return dark(figure) if pio.renderers.default == "bach-dark" else figure
+
+
+def themed_colour(r: int) -> str:
+    """For widgets: the colour of head r as `use` wants it."""
+    return recoloured(colour(r)) if pio.renderers.default == "bach-dark" else colour(r)
 
 
 use("light")

@@ -7,7 +7,8 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from bachlib.show.plots.style import COLOURS, GREY, INK, LIGHT, PAPER, colour
+from bachlib.show.plots.profiles import by_head
+from bachlib.show.plots.style import COLOURS, GREY, INK, LIGHT, PAPER, colour, tag
 
 Histories = dict[str, pd.DataFrame]
 
@@ -29,29 +30,33 @@ def elbo_terms(history: pd.DataFrame) -> go.Figure:
     for n, (name, y) in enumerate(lines.items()):
         width = 4 if name == "ELBO" else 2
         figure.add_scatter(x=x, y=y, name=name, line={"color": COLOURS[n], "width": width})
-    gain = lines["ELBO"].iloc[-1] - lines["ELBO"].iloc[0]
+    gain, of_reconstruction = (lines[name].iloc[-1] - lines[name].iloc[0] for name in ("ELBO", "reconstruction"))
+    text = f"The bound {'rises' if gain > 0 else 'falls'} by {abs(gain):.2g} nats"
+    text += f", {of_reconstruction / gain:.0%} of it reconstruction" if 0 < of_reconstruction <= gain else ""
     figure.update_xaxes(title="steps")
     figure.update_yaxes(title="nats per example")
-    return figure.update_layout(title=f"The bound rises by {gain:.1f} nats, nearly all of it reconstruction")
+    return figure.update_layout(title=text)
 
 
 PAPER_KAPPA = {"power-spherical": (20, 30), "von-mises-fisher": (17, 21)}  # section 5.4: where the largest κ end
 
 
-def kappa_trajectories(history: pd.DataFrame, start: float, kernel: str = "power-spherical") -> go.Figure:
+def kappa_trajectories(
+    history: pd.DataFrame, start: float, kernel: str = "power-spherical", names: dict[int, str] | None = None
+) -> go.Figure:
     """Mean κ of each head over the steps, inside the band of all κ seen; nothing but the ELBO holds them.
 
-    The dotted lines are the band in which the paper's largest κ end, at d = 64.
+    The dotted lines are the band in which the paper's largest κ end, at d = 64. `names`: head → name, of those to show.
     """
     x, kappa = steps_of(history), np.stack(history["kappa"])
     figure = go.Figure()
-    figure.add_scatter(x=x, y=history["kappa_max"], line={"width": 0}, showlegend=False, hoverinfo="skip")
+    figure.add_scatter(x=x, y=history["kappa_max"], mode="lines", line={"width": 0}, showlegend=False, hoverinfo="skip")
     figure.add_scatter(
-        x=x, y=history["kappa_min"], fill="tonexty", fillcolor="rgba(118,118,118,0.18)", line={"width": 0},
-        name="smallest to largest",
+        x=x, y=history["kappa_min"], mode="lines", fill="tonexty", fillcolor="rgba(118,118,118,0.18)",
+        line={"width": 0}, name="smallest to largest",
     )  # fmt: skip
-    for r in range(kappa.shape[1]):
-        figure.add_scatter(x=x, y=kappa[:, r], name=f"head {r + 1}", line={"color": colour(r), "width": 2})
+    for r, name in (names or dict.fromkeys(range(kappa.shape[1]), "")).items():
+        figure.add_scatter(x=x, y=kappa[:, r], name=tag(r, name), line={"color": colour(r), "width": 2})
     low, high = PAPER_KAPPA[kernel]
     for y in (low, high):
         figure.add_hline(y=y, line={"color": INK, "dash": "dot", "width": 1.5})
@@ -66,22 +71,25 @@ def kappa_trajectories(history: pd.DataFrame, start: float, kernel: str = "power
     figure.update_xaxes(title="steps")
     figure.update_yaxes(title="concentration κ", rangemode="tozero")
     low, high = kappa[-1].min(), kappa[-1].max()
-    title = f"From 1/τ the heads move to a mean κ of {low:.0f} to {high:.0f}; no prior holds them"
+    title = f"From 1/τ the heads move to a mean κ of {low:.1f} to {high:.1f}; no prior holds them"
     return figure.update_layout(title=title)
 
 
-def head_usage(histories: Histories) -> go.Figure:
-    """Share of the positives each head explains (mean γ, or how often it is the argmax), over the steps."""
+def head_usage(histories: Histories, names: dict[int, str] | None = None) -> go.Figure:
+    """Share of the positives each head explains (mean γ, or how often it is the argmax), over the steps.
+
+    `names`: head → name, of those to show; the others are one grey part.
+    """
     figure = make_subplots(
         1, len(histories), subplot_titles=list(histories), shared_yaxes=True, horizontal_spacing=0.03
     )
     for column, history in enumerate(histories.values(), 1):
         usage = np.stack(history["usage"])
-        for r in range(usage.shape[1]):
+        shown = names or dict.fromkeys(range(usage.shape[1]), "")
+        for part, fill, name in by_head(usage[:, list(shown)], list(shown.values()), list(shown)):
             figure.add_scatter(
-                x=steps_of(history), y=usage[:, r], stackgroup="heads", name=f"head {r + 1}", legendgroup=str(r),
-                line={"width": 0.5, "color": colour(r)}, fillcolor=colour(r), showlegend=column == 1,
-                row=1, col=column,
+                x=steps_of(history), y=part, stackgroup="heads", name=name, legendgroup=name,
+                line={"width": 0.5, "color": fill}, fillcolor=fill, showlegend=column == 1, row=1, col=column,
             )  # fmt: skip
     figure.update_xaxes(title="steps")
     figure.update_yaxes(range=[0, 1], tickformat=".0%")
@@ -151,7 +159,7 @@ def heads_and_interests(
 ) -> go.Figure:
     """Head × interest: what each head's softmax gives to each interest, heads with their π; the truth as a last row."""
     order = np.argsort(-weights)
-    rows = [f"head {r + 1}, π {weights[r]:.0%}" for r in order] + ["planted π<sub>u</sub>"]
+    rows = [f"head {r}, π {weights[r]:.0%}" for r in order] + ["planted π<sub>u</sub>"]
     values = np.vstack([of_heads[order], truth])
     shown = np.argsort(-truth)
     figure = go.Figure(
