@@ -32,7 +32,7 @@ test: $(READY)
 	$(PY) -m pytest -n 2 $(PYTEST_ARGS)
 
 lab: $(READY)
-	OMP_WAIT_POLICY=PASSIVE $(PY) -m jupyterlab notebooks
+	$(PY) -m jupyterlab notebooks
 
 sync: $(READY)
 	$(PY) -m bachlib.cli sync

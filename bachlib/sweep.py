@@ -98,8 +98,6 @@ def run(path: str | Path) -> Path:
 
 def _execute(source: Path, target: Path, values: dict[str, Any]) -> None:
     """Run one notebook with papermill; a cell that fails is a clear error, and the notebook as far as it came stays."""
-    # threads that wait without spinning: beside other work a training of small models is three times as fast
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     bar = {"desc": source.stem, "bar_format": "{desc:<16} {n_fmt:>3}/{total_fmt} cells  {elapsed}"}
     try:
         papermill.execute_notebook(

@@ -280,7 +280,7 @@ controls = pd.DataFrame(
     }
 )
 assert (controls["error"] < controls["error with another user's π"] / 3).all()
-assert (controls["nats that π_u is worth"] > 0.1).all()
+assert (controls["nats that π_u is worth"] > 0.05).all()
 controls.round(3)
 
 # %% [markdown]
