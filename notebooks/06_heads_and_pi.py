@@ -284,8 +284,8 @@ assert (controls["nats that π_u is worth"] > 0.05).all()
 controls.round(3)
 
 # %% [markdown]
-# **What you should see.** Another user's $\pi$ is wrong by several times as much. One's own is worth half a nat on every
-# held-out item in the codebook, where it is all that is personal, and a tenth of one beside personal heads.
+# **What you should see.** Another user's $\pi$ is wrong by several times as much. One's own is worth half a nat on
+# every held-out item in the codebook, where it is all that is personal, and a tenth of one beside personal heads.
 #
 # ## 6 · κ and how tight a head's items are
 #
