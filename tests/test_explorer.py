@@ -66,6 +66,13 @@ def test_moving_a_head_re_ranks(explorer, world):
     assert shown(explorer) == before and "0% of π" in explorer.status.value
 
 
+def test_a_browser_that_rounds_moves_nothing(explorer):
+    before = shown(explorer)
+    for row in explorer.rows[:4]:
+        row.slider.value = round(row.slider.value, 3)
+    assert np.array_equal(explorer.pi, explorer.session.heads.pi) and shown(explorer) == before
+
+
 def test_forbidding_a_head(explorer):
     explorer.rows[1].forbid.value = True
     assert explorer.pi[1] == 0 and not np.any(explorer.figure.data[1].x)

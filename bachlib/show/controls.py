@@ -25,7 +25,7 @@ class Row(NamedTuple):
     @classmethod
     def make(cls, changed: Callable[[dict], None]) -> Row:
         about = w.HTML(layout={"width": "185px"})
-        slider = w.FloatSlider(min=0, max=1, step=0.01, layout={"width": "200px"})
+        slider = w.FloatSlider(min=0, max=1, step=0.001, layout={"width": "200px"})
         forbid = w.Checkbox(False, description="forbid", indent=False, layout={"width": "75px"})
         for control in (slider, forbid):
             control.observe(changed, names="value")

@@ -191,10 +191,11 @@ class Explorer(w.VBox):
 
     @property
     def pi(self) -> np.ndarray:
-        """π as the sliders have it."""
-        weights = {}
+        """π as the sliders have it; a browser rounds them, and one that was not moved stands for the model's number."""
+        own, weights = self.session.heads.pi, {}
         for r, row in zip(self.shown, self.rows, strict=False):
-            weights[int(r)] = 0.0 if row.forbid.value else row.slider.value
+            moved = abs(row.slider.value - own[r]) > 0.6 * row.slider.step
+            weights[int(r)] = 0.0 if row.forbid.value else row.slider.value if moved else own[r]
         return self.session.steered(weights)
 
     def _steer(self) -> None:
