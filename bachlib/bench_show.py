@@ -33,4 +33,4 @@ def bench_explorer(times: int = 40) -> dict[str, Any]:
         took.append(explorer.answered_ms)
     found = {"median_ms": median(took), "p95_ms": float(np.quantile(took, 0.95))}
     about = {"name": f"an answer of the explorer, {N_ITEMS:,} items, k = {K}"}
-    return judged(about | found, {"median_ms": 100, "p95_ms": 100})
+    return about | found | judged(found, {"median_ms": 100, "p95_ms": 100})

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from bachlib import BachError
+from bachlib.bench_show import bench_explorer
 from bachlib.model.methods import build
 from bachlib.serve import Retriever
 from bachlib.show import plots
@@ -207,6 +208,11 @@ def test_an_answer_takes_less_than_a_tenth_of_a_second_with_20_000_items(world):
         explorer.rows[2].slider.value = value
         took.append(explorer.answered_ms)
     assert median(took) < 100, took
+
+
+def test_bench_show():
+    found = bench_explorer(times=4)
+    assert found["goals"] == {"median_ms": 100, "p95_ms": 100} and 0 < found["median_ms"] and "20,000" in found["name"]
 
 
 # ------------------------------------------------------------------------------------------------------- the sphere
