@@ -65,35 +65,78 @@ def prepare(
     typer.echo(f"→ {dataset.folder}")
 
 
-@app.command()
-def run(params: Annotated[Path, typer.Argument(help="a parameter file, e.g. params/quickstart.yaml")]) -> None:
-    """Execute the notebooks of a parameter file in batch and write the report."""
-    from bachlib.sweep import run as run_notebooks
+SET = typer.Option("--set", help="replace a parameter, e.g. --set epochs=2 --set k=4")
 
-    folder = run_notebooks(params)
-    typer.echo(f"done. The report is {folder / 'report.html'}")
+
+@app.command()
+def run(
+    params: Annotated[Path, typer.Argument(help="a parameter file, e.g. params/quickstart.yaml, or its name")],
+    set_: Annotated[list[str] | None, SET] = None,
+    fresh: Annotated[bool, typer.Option(help="execute every notebook, also those that are finished")] = False,
+    report: Annotated[bool, typer.Option(help="write pages and the report")] = True,
+) -> None:
+    """Execute the notebooks of a situation in batch; what is finished and unchanged is used again."""
+    from bachlib.batch import run as run_notebooks
+    from bachlib.pool import on_leash
+    from bachlib.situation import given, read_situation
+
+    on_leash()
+    folder = run_notebooks(read_situation(params, given(set_ or [])), fresh=fresh, report=report)
+    typer.echo(f"done. The report is {folder / 'report.html'}" if report else f"done → {folder}")
+
+
+@app.command()
+def sweep(
+    sweep: Annotated[Path, typer.Argument(help="a file of params/sweeps, its name, or a folder of outputs/sweeps")],
+    base: Annotated[list[str] | None, typer.Option(help="other situations than the file's, e.g. --base ml1m")] = None,
+    set_: Annotated[list[str] | None, SET] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="runs at a time [default: one per core]")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="of each run [default: cores / workers]")] = None,
+    dask: Annotated[str | None, typer.Option(help="address of a Dask scheduler, e.g. tcp://host:8786")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would run and about how long")] = False,
+) -> None:
+    """Run a grid of trainings, each in its own process; the same call again goes on where it stopped."""
+    from bachlib import live
+    from bachlib.situation import given
+    from bachlib.sweep import read_sweep
+
+    chosen = read_sweep(sweep, base=base, more=given(set_ or []))
+    if dry_run:
+        typer.echo(live.plan(chosen, workers, threads))
+        return
+    outcomes = live.run_sweep(chosen, workers=workers, threads=threads, dask=dask)
+    failed = live.failures(chosen.points, outcomes)
+    typer.echo(f"{len(outcomes) - len(failed)} of {len(outcomes)} runs are done → {chosen.folder}")
+    if failed:
+        typer.secho("\n".join([f"{len(failed)} failed:", *failed]), fg="red", err=True)
+        raise typer.Exit(1)
+    typer.echo(f"bach report {chosen.folder.name} makes the tables of them")
 
 
 @app.command()
 def report(
-    run: Annotated[Path, typer.Argument(help="a run folder, or its name in outputs/runs")],
+    run: Annotated[Path, typer.Argument(help="a run folder or its name in outputs/runs; or a sweep")],
     data: Annotated[
         Path | None, typer.Option(help="of a training: its prepared data set [default: the run's, in outputs/data]")
     ] = None,
 ) -> None:
-    """Write one HTML file about a run, of bach train or bach run: numbers, pictures, steering; no network needed."""
+    """Write one HTML file about a run, of bach train or bach run, or about a sweep; no network needed to read it."""
     from bachlib.show.report import find_run
     from bachlib.show.report import report as write_report
+    from bachlib.sweep import is_sweep, report_sweep
 
-    typer.echo(f"→ {write_report(find_run(run), data=data)}")
+    typer.echo(f"→ {report_sweep(run) if is_sweep(run) else write_report(find_run(run), data=data)}")
 
 
 @app.command()
-def sync(force: Annotated[bool, typer.Option(help="execute all notebooks, changed or not")] = False) -> None:
+def sync(
+    names: Annotated[list[str] | None, typer.Argument(help="only these, e.g. 04_train [default: all]")] = None,
+    force: Annotated[bool, typer.Option(help="execute notebooks, changed or not")] = False,
+) -> None:
     """Bring each notebook in line with its .py and execute those that changed."""
-    from bachlib.sweep import sync as sync_notebooks
+    from bachlib.notebooks import sync as sync_notebooks
 
-    executed = sync_notebooks(force)
+    executed = sync_notebooks(force, names)
     typer.echo(f"executed {', '.join(executed)}" if executed else "all notebooks are in line and executed")
 
 
@@ -101,7 +144,7 @@ def sync(force: Annotated[bool, typer.Option(help="execute all notebooks, change
 def figures() -> None:
     """Draw the README's pictures anew, from the executed notebooks; needs Chrome or Chromium."""
     from bachlib.show.figures import write
-    from bachlib.sweep import notebook_folder
+    from bachlib.situation import notebook_folder
 
     for path in write(notebook_folder()):
         typer.echo(f"→ {path}")

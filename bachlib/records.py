@@ -9,7 +9,7 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
@@ -144,8 +144,29 @@ def record(
     return metrics
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """The table in a JSON file; empty where there is none, or one that cannot be read."""
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def forget(path: Path, keep: Container[str]) -> None:
+    """Of a JSON file's entries only these stay; no file if none does."""
+    if kept := {key: value for key, value in read_json(path).items() if key in keep}:
+        _write(path, kept)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def _add(path: Path, key: str, value: Any) -> None:
     """One more entry of a JSON file, as the last one."""
-    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    known = read_json(path)
     known.pop(key, None)
-    write_text(path, json.dumps(known | {key: value}, indent=2, ensure_ascii=False) + "\n")
+    _write(path, known | {key: value})
+
+
+def _write(path: Path, entries: dict[str, Any]) -> None:
+    write_text(path, json.dumps(entries, indent=2, ensure_ascii=False) + "\n")

@@ -1,178 +1,278 @@
-"""The notebooks in batch: papermill runs them with the parameters of a file, and a run folder keeps what came out.
+"""A sweep: situations × a grid, each point one training in a folder of its own, as the files of `params/sweeps` say.
 
-A parameter file names the run and, for each notebook, the parameters that differ from the notebook's own:
+    name: head-matched
+    about: Table 3: p-BACH against all-multihead at equal k
+    base: [ml20m, taobao]                     # files of params/
+    grid:
+      method: [all-multihead, p-bach]
+      k: [8, 16, 32]
 
-    name: quickstart
-    notebooks:
-      03_data: {source: planted}
+Points that come to the same training are one: a method with one vector is not trained again for each k, and what
+another sweep has finished is not run again.
 """
 
 from __future__ import annotations
 
-import os
+import shutil
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-import jupytext
-import nbformat
-import papermill
+import pandas as pd
 import yaml
-from papermill.exceptions import PapermillExecutionError
+from pydantic import Field
 
 from bachlib import BachError
-from bachlib.records import MODELS, RUN_DIR, canonical_json, output_dir, project_root, short_hash, versions, write_text
-from bachlib.show.page import write_pages
-from bachlib.show.report import report
+from bachlib.batch import METRICS, STATUS, environment, execute, folder_of, is_finished
+from bachlib.evaluate import Evaluation, diagnostics, evaluate
+from bachlib.params import Params
+from bachlib.records import (
+    RUN_DIR,
+    canonical_json,
+    output_dir,
+    project_root,
+    read_json,
+    record,
+    short_hash,
+    write_text,
+)
+from bachlib.situation import SINGLE, Situation, checked, notebook_folder, read_situation, read_yaml
+from bachlib.workbook import data_name, heads_of, label, prepared, run_name, trained
+
+FILE, REPORT = "sweep.yaml", "09_sweep_report"
 
 
-def notebook_folder() -> Path:
-    return project_root() / "notebooks"
+class SweepFile(Params):
+    """A file of `params/sweeps`."""
+
+    name: str = Field(pattern=r"^[\w][\w.-]*$")
+    about: str = Field("", description="which table or claim of the paper it is for")
+    base: list[str] = Field(min_length=1, description="situations, as files of params/ or paths")
+    set: dict[str, Any] = Field({}, description="what is other than in the situations, for all points")
+    grid: dict[str, list[Any]] = Field(min_length=1, description="parameter: its values")
+    layout: Literal["main", "matched", "data"] = Field(
+        "main", description="main: a row per method, best over k; matched: a row per value of `axis`, methods beside "
+        "each other; data: what the data sets are like"
+    )  # fmt: skip
+    axis: str = Field("k", description="of the layout matched")
+    baseline: str = Field("all-multihead", description="the method all others are compared with")
+    paper: Literal["main", "head-matched", "routing", "global codebook"] | None = Field(
+        None, description="the paper's table to put beside ours"
+    )
 
 
-def read_params(path: Path) -> dict[str, Any]:
-    """A parameter file, checked: every notebook exists and has each parameter that is set."""
-    if not path.exists():
-        there = ", ".join(sorted(p.name for p in path.parent.glob("*.yaml")))
-        raise BachError(f"{path} does not exist; there are {there or 'none'}")
-    try:
-        params = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise BachError(f"{path} is not YAML: {error}") from None
-    if (
-        not isinstance(params, dict)
-        or set(params) != {"name", "notebooks"}
-        or not isinstance(params["notebooks"], dict)
-    ):
-        raise BachError(f"{path} should have a name and notebooks: {{notebook: {{parameter: value}}}}")
-    for name, values in params["notebooks"].items():
-        if not isinstance(values or {}, dict):
-            raise BachError(f"{path}: {name} should have {{parameter: value}} and has {values!r}")
-        source = notebook_folder() / f"{name}.ipynb"
-        if not source.exists():
-            raise BachError(f"{path}: there is no notebook {name}; there are {', '.join(notebook_names())}")
-        known = list(papermill.inspect_notebook(str(source)))
-        if unknown := sorted(set(values or {}) - set(known)):
-            raise BachError(f"{path}: {name} has no parameter {', '.join(unknown)}; it has {', '.join(known)}")
-    return params
+class Point(NamedTuple):
+    """One run of a sweep."""
+
+    p: Situation
+    where: dict[str, Any]  # its place in the grid
+
+    @property
+    def name(self) -> str:
+        return run_name(self.p)
+
+    @property
+    def folder(self) -> Path:
+        return folder_of(self.p)
 
 
-def notebook_names() -> list[str]:
-    return sorted(path.stem for path in notebook_folder().glob("*.py"))
+class Sweep(NamedTuple):
+    file: SweepFile
+    points: list[Point]
+
+    @property
+    def folder(self) -> Path:
+        """The same file with other bases or settings is another sweep."""
+        told = [point.p.model_dump(exclude={"name"}) for point in self.points]
+        return output_dir("sweeps", f"{self.file.name}-{short_hash(told)}")
 
 
-def run(path: str | Path) -> Path:
-    """Execute every notebook of a parameter file; returns the run folder with its report.
+def read_sweep(path: str | Path, *, base: list[str] | None = None, more: dict[str, Any] | None = None) -> Sweep:
+    """A sweep from its file, its name in params/sweeps, or its folder in outputs/sweeps; every point is checked."""
+    path = _found(Path(path))
+    values = read_yaml(path)
+    values["set"] = {**(values.get("set") or {}), **(more or {})}
+    values["base"] = base or values.get("base")
+    file = checked(SweepFile, {"name": path.stem, **values}, str(path))
+    for key, listed in file.grid.items():
+        if key in file.set and key in (more or {}):
+            raise BachError(f"{path}: {key} is in the grid; it cannot be set to {file.set[key]!r} for all points")
+        if not listed:
+            raise BachError(f"{path}: grid: {key} should have at least one value")
+    return Sweep(file, expand(file, path))
 
-    A cell that fails stops the run: what was executed until then is kept, and the status says which one it was.
+
+def _found(path: Path) -> Path:
+    places = [path, path / FILE, project_root() / "params" / "sweeps" / f"{path}.yaml"]
+    places.append(output_dir("sweeps", str(path), FILE))
+    for place in places:
+        if place.is_file():
+            return place
+    known = sorted(p.stem for p in (project_root() / "params" / "sweeps").glob("*.yaml"))
+    raise BachError(f"there is no sweep {path}; params/sweeps has {', '.join(known) or 'none'}")
+
+
+def expand(file: SweepFile, path: Path) -> list[Point]:
+    """The points of a sweep in the order of its file, each training once."""
+    points: dict[str, Point] = {}
+    for base in file.base:
+        for chosen in product(*file.grid.values()):
+            where = dict(zip(file.grid, chosen, strict=True))
+            more = {**file.set, **where, "notebooks": [SINGLE]}
+            try:
+                p = read_situation(_beside(base, path), more)
+            except BachError as error:
+                told = ", ".join(f"{key} = {value}" for key, value in where.items())
+                raise BachError(f"{path}, at {told}: {error}") from None
+            p = p.model_copy(update={"k": heads_of(p), "name": run_name(p)})
+            points.setdefault(p.name, Point(p, {"data": label(p), **where} | ({"k": p.k} if "k" in where else {})))
+    return list(points.values())
+
+
+def _beside(base: str, path: Path) -> Path:
+    """A situation is looked for beside the sweep's file, then in params/."""
+    near = path.parent / base
+    return near if near.is_file() else Path(base)
+
+
+def keep(sweep: Sweep) -> Path:
+    """Write the sweep into its folder, so that it can be reported on by name."""
+    write_text(sweep.folder / FILE, yaml.safe_dump(sweep.file.model_dump(), sort_keys=False, allow_unicode=True))
+    return sweep.folder
+
+
+class State(NamedTuple):
+    status: str  # done, failed, stopped, running, or new
+    seconds: float | None = None
+    error: str | None = None
+
+
+def state(point: Point) -> State:
+    """What is known of a point from its folder."""
+    if is_finished(point.p):
+        noted = read_json(point.folder / STATUS)
+        return State("done", noted["notebooks"][SINGLE]["seconds"])
+    noted = read_json(point.folder / STATUS)
+    if noted.get("status") == "done":  # of older code or another notebook
+        return State("new")
+    return State(noted.get("status", "new"), None, noted.get("error"))
+
+
+def record_of(point: Point) -> dict[str, Any]:
+    return read_json(point.folder / METRICS).get(SINGLE, {})
+
+
+# ---------------------------------------------------------------------------------------------------------- results
+
+
+def has_results(point: Point) -> bool:
+    """Trained to its end and evaluated: by `bach sweep`, or in somebody's kernel (`perform_here`)."""
+    ended = read_json(point.folder / "run.json").get("status") == "finished"
+    return ended and (point.folder / "evaluation-test.json").exists()
+
+
+def perform_here(point: Point) -> dict[str, Any]:
+    """Train and evaluate a point in this process; returns the record that the notebook `single` would write.
+
+    No notebook is executed, so for `bach sweep` the stage is not finished: it opens this training and runs the rest.
     """
-    params = read_params(Path(path))
-    folder = output_dir("runs", f"{params['name']}-{short_hash(params)}")
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in (*(folder / name for name in ("metrics.json", MODELS)), *folder.glob("*.ipynb"), *folder.glob("*.html")):
-        old.unlink(missing_ok=True)  # of an earlier run of the same parameters
-    write_text(folder / "params.yaml", yaml.safe_dump(params, sort_keys=False))
-    write_text(folder / "environment.json", canonical_json(versions()))
-    status: dict[str, Any] = {"status": "running", "notebooks": {}}
+    p, start = point.p, time.perf_counter()
+    noted: dict[str, Any] = {"status": "stopped", "notebooks": {}}
     try:
-        for name, values in params["notebooks"].items():
-            write_text(folder / "status.json", canonical_json(status))
-            start = time.perf_counter()
-            with _environment(**{RUN_DIR: str(folder)}):
-                _execute(notebook_folder() / f"{name}.ipynb", folder / f"{name}.ipynb", values or {})
-            status["notebooks"][name] = {"seconds": round(time.perf_counter() - start, 1)}
-        status["status"] = "done"
-    except BaseException as error:
-        status |= {"status": "failed", "failed": name, "error": f"{type(error).__name__}: {error}"[:2000]}
+        dataset = prepared(p)
+        run = trained(p.method, dataset, p)
+        result = evaluate(run, dataset, max_users=p.max_eval, quiet=True)
+        users = result.per_user.index.to_numpy()[:2_000]
+        heads = diagnostics.summary(run.model, dataset, users) if p.method != "mostpop" else {}
+        result.save(run.folder)
+        with environment(**{RUN_DIR: str(run.folder)}):
+            kept = record(SINGLE, {k: round(v, 6) for k, v in {**result.means, **heads}.items()}, run.folder)
+        noted = {"status": "done", "notebooks": {SINGLE: {"seconds": round(time.perf_counter() - start, 1)}}}
+    except Exception as error:
+        noted = {"status": "failed", "failed": SINGLE, "error": f"{type(error).__name__}: {error}"[:2000]}
         raise
     finally:
-        write_text(folder / "status.json", canonical_json(status))
-        with suppress(*((Exception,) if status["status"] == "failed" else ())):  # the first error is the one to tell
-            write_pages(folder)
-            report(folder)
-    return folder
+        write_text(point.folder / STATUS, canonical_json(noted))
+    return kept
 
 
-def _execute(source: Path, target: Path, values: dict[str, Any]) -> None:
-    """Run one notebook with papermill; a cell that fails is a clear error, and the notebook as far as it came stays."""
-    bar = {"desc": source.stem, "bar_format": "{desc:<16} {n_fmt:>3}/{total_fmt} cells  {elapsed}"}
+def results(points: Sequence[Point]) -> tuple[pd.DataFrame, dict[str, Evaluation]]:
+    """A row per point: data, method, its place in the grid, status (done, failed, stopped, running, missing), seconds,
+    error, log, the numbers of its record; and the evaluations of those that have results."""
+    rows, found = {}, {}
+    for point, data in zip(points, data_labels(points), strict=True):
+        now, noted = state(point), read_json(point.folder / STATUS)
+        status, error = "missing" if now.status == "new" else now.status, now.error
+        try:
+            if has_results(point):
+                status, found[point.name] = "done", Evaluation.load(point.folder)
+        except BachError as damaged:
+            status, error = "failed", str(damaged)
+        log = f"runs/{point.name}/log.txt" if (point.folder / "log.txt").exists() else None
+        told = {"status": status, "seconds": noted.get("notebooks", {}).get(SINGLE, {}).get("seconds")}
+        told |= {"error": error, "log": log}
+        means = found[point.name].means | record_of(point) if point.name in found else {}
+        rows[point.name] = {**point.where, "data": data, "method": point.p.method, **told, **means}
+    table = pd.DataFrame.from_dict(rows, orient="index")
+    return table[[*dict.fromkeys(["data", "method", *table.columns])]], found
+
+
+def data_labels(points: Sequence[Point]) -> list[str]:
+    """What the data of each point is called; with a hash where a label stands for several data sets."""
+    known = defaultdict(set)
+    for point in points:
+        known[label(point.p)].add(data_name(point.p))
+    return [label(point.p) if len(known[label(point.p)]) == 1 else data_name(point.p) for point in points]
+
+
+def data_sizes(points: Sequence[Point]) -> dict[str, dict[str, int]]:
+    """Users, items and windows of each data set, of those that are prepared."""
+    names = dict(zip(data_labels(points), (data_name(point.p) for point in points), strict=True))
+    return {data: read_json(output_dir("data", name, "meta.json")).get("counts", {}) for data, name in names.items()}
+
+
+# ----------------------------------------------------------------------------------------------------------- report
+
+
+def is_sweep(path: str | Path) -> bool:
+    """A sweep's file, its name in params/sweeps (unless a run is called so), or its folder."""
+    path = Path(path)
+    if path.is_file():
+        return path.suffix in (".yaml", ".yml") and "grid" in read_yaml(path)
+    if path.is_dir() or output_dir("runs", str(path)).is_dir():
+        return (path / FILE).is_file()
     try:
-        papermill.execute_notebook(
-            str(source),
-            str(target),
-            parameters=values,
-            kernel_name="python3",
-            cwd=str(notebook_folder()),
-            progress_bar=bar,
-            store_widget_state=False,
-            extra_arguments=["--log-level=ERROR"],  # ipykernel warns at every start that it talks over TCP
-        )
-    except PapermillExecutionError as error:
-        raise BachError(
-            f"{source.stem}, cell {error.cell_index}: {error.ename}: {error.evalue}\n"
-            f"The notebook as far as it came is {target}"
-        ) from None
+        return _found(path).is_file()
+    except BachError:
+        return False
 
 
-@contextmanager
-def _environment(**values: str) -> Iterator[None]:
-    """Environment variables for the kernels started inside the block."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+def report_sweep(path: str | Path) -> Path:
+    """What is known of a sweep as one HTML file in its folder; nothing is trained, what is missing is listed."""
+    from bachlib.show.document import inline
+    from bachlib.show.page import SCRIPT, write_pages
+
+    place, sweep = _found(Path(path)).resolve(), read_sweep(path)
+    folder = place.parent if place.name == FILE else keep(sweep)
+    with environment(**{RUN_DIR: str(folder)}):
+        values = {"sweep": str(place), "complete": False}
+        execute(notebook_folder() / f"{REPORT}.ipynb", folder / f"{REPORT}.ipynb", values)
+    with tempfile.TemporaryDirectory() as aside:
+        shutil.copy(folder / f"{REPORT}.ipynb", aside)
+        write_pages(Path(aside))
+        page, script = ((Path(aside) / name).read_text(encoding="utf-8") for name in (f"{REPORT}.html", SCRIPT))
+    drawing = f'<script src="{SCRIPT}"></script>'
+    page = page.replace(drawing, f"<script>{inline(script)}</script>{LOOK}", 1).replace("<main>", f"<main>{SWITCH}", 1)
+    write_text(folder / "report.html", page.replace(f"<title>{REPORT}", f"<title>{sweep.file.name}", 1))
+    return folder / "report.html"
 
 
-def sync(force: bool = False) -> list[str]:
-    """Bring every .ipynb in line with its .py and execute those that changed, or all; returns which those were.
-
-    They run in an empty outputs folder, so that what is committed is what a newcomer sees.
-    """
-    executed = []
-    for name in notebook_names():
-        target = notebook_folder() / f"{name}.ipynb"
-        fresh = jupytext.read(target.with_suffix(".py"))
-        old = nbformat.read(target, as_version=4) if target.exists() else None
-        if not force and old is not None and same_cells(fresh, old) and all_executed(old):
-            continue
-        for number, cell in enumerate(fresh.cells):
-            cell["id"] = f"{name}-{number}"  # stable, so that a re-execution changes only what changed
-        with tempfile.TemporaryDirectory() as empty:
-            scratch = Path(empty) / f"{name}.ipynb"
-            nbformat.write(fresh, scratch)
-            with _environment(BACH_OUTPUT_DIR=empty):
-                _execute(scratch, scratch, {})
-            write_text(target, nbformat.writes(_without_traces(nbformat.read(scratch, as_version=4))) + "\n")
-        executed.append(name)
-    return executed
-
-
-def _without_traces(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """Drop what papermill notes about the machine and the moment, so that only results are committed."""
-    for key in ("papermill", "widgets", "language_info"):
-        notebook.metadata.pop(key, None)
-    for cell in notebook.cells:
-        for output in cell.get("outputs", []):
-            output.get("data", {}).pop("application/vnd.jupyter.widget-view+json", None)  # a widget needs its kernel
-        cell.metadata = {key: value for key, value in cell.metadata.items() if key == "tags" and value}
-    return notebook
-
-
-def same_cells(one: nbformat.NotebookNode, other: nbformat.NotebookNode) -> bool:
-    """Do two notebooks hold the same cells, sources and tags? (`jupytext --test` says yes to everything.)"""
-
-    def content(notebook: nbformat.NotebookNode) -> list[tuple]:
-        return [(c.cell_type, c.source.strip(), tuple(c.metadata.get("tags", []))) for c in notebook.cells]
-
-    return content(one) == content(other)
-
-
-def all_executed(notebook: nbformat.NotebookNode) -> bool:
-    code = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]
-    return [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+# the page of a notebook without its code, which is there for those who want it
+LOOK = """<style>body:not(:has(#code:checked)) .jp-CodeCell .jp-Cell-inputWrapper {display: none}
+.jp-InputPrompt, .jp-OutputPrompt {display: none !important} main {max-width: 60rem; margin: auto}
+.switch {float: right}</style>"""
+SWITCH = '<label class="switch"><input type="checkbox" id="code"> code</label>'

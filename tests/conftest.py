@@ -9,9 +9,25 @@ import pytest
 
 _scratch = tempfile.TemporaryDirectory(prefix="bach-tests-")
 os.environ["BACH_OUTPUT_DIR"] = _scratch.name
+if "BACH_TEST_NOTEBOOKS" not in os.environ:  # notebooks share their trainings, over all test processes
+    _together = tempfile.TemporaryDirectory(prefix="bach-notebooks-")
+    os.environ["BACH_TEST_NOTEBOOKS"] = _together.name
 hypothesis.settings.register_profile("same", derandomize=True)  # the same examples in every run
 hypothesis.settings.load_profile("same")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two test processes on two cores: more threads would only wait
+
+
+class Outputs:
+    """Before the kernel of a notebook starts, and before every other test: where it writes."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item):
+        of_notebooks = item.path.suffix == ".ipynb"
+        os.environ["BACH_OUTPUT_DIR"] = os.environ["BACH_TEST_NOTEBOOKS"] if of_notebooks else _scratch.name
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(Outputs())  # a hook of this file would not hear of notebooks/
 
 
 @pytest.fixture(scope="session")

@@ -44,10 +44,9 @@ def trained(dataset: Dataset, method: str, k: int = 4, name: str | None = None, 
 def batch(folder, runs=(), failed: bool = False, model=None, title: str = "Two bars"):
     """A folder as `bach run` leaves it: two notebooks, of which the second may have failed."""
     folder.mkdir(parents=True)
-    (folder / "params.yaml").write_text(
-        yaml.safe_dump({"name": "my batch", "notebooks": {"00_a": {"seed": 7, "what": "<b>"}, "01_b": None}})
-    )
-    status = {"status": "done", "notebooks": {"00_a": {"seconds": 1.5}, "01_b": {"seconds": 2.5}}}
+    (folder / "params.yaml").write_text(yaml.safe_dump({"name": "my batch", "notebooks": ["00_a", "01_b"], "seed": 7}))
+    ran = {"00_a": {"seconds": 1.5, "values": {"seed": 7, "what": "<b>"}}, "01_b": {"seconds": 2.5, "values": {}}}
+    status = {"status": "done", "notebooks": ran}
     if failed:
         del status["notebooks"]["01_b"]
         status |= {"status": "failed", "failed": "01_b", "error": "BachError: 1 < 2 </pre><script>x</script>"}

@@ -16,7 +16,7 @@ import pytest
 from browser import SCREENSHOTS, chromium
 
 NOTEBOOK = Path(__file__).resolve().parent.parent / "notebooks" / "explorer.py"
-SMALLER = {"n_users = 400": "n_users = 200", "epochs = 2": "epochs = 1"}  # another world, the same application
+SMALLER = {"n_users = 500": "n_users = 200", "epochs = 2": "epochs = 1"}  # another world, the same application
 SETTINGS = {
     "page_config.json": '{"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": true}}',
     "default_setting_overrides.json": '{"@jupyterlab/notebook-extension:tracker": {"windowingMode": "none"}}',

@@ -1,19 +1,11 @@
 """The command `bach`, as a user types it."""
 
 import json
-import subprocess
-import sys
 
 import pytest
+from commands import bach
 from logs import random_events, write_movielens_csv
 from reports import batch
-
-
-def bach(*words, **environment):
-    import os
-
-    command = [sys.executable, "-m", "bachlib.cli", *words]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "120", **environment})
 
 
 def test_doctor(tmp_path):

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import re
 from pathlib import Path
 
@@ -10,10 +11,12 @@ import nbformat
 import pytest
 
 from bachlib import BachError
+from bachlib.batch import run
+from bachlib.notebooks import all_executed, same_cells
 from bachlib.show.figures import pictures, summary
-from bachlib.sweep import all_executed, notebook_names, read_params, run, same_cells
+from bachlib.situation import notebook_names, read_situation, situation
 
-LOOSE = {"04_train": 0.1, "05_evaluate": 0.15, "06_heads_and_pi": 0.15, "07_serving": 0.15, "explorer": 0.25}
+FORMULAS = {"01_sphere", "02_elbo", "03_data"}  # nothing is trained there
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
@@ -59,7 +62,7 @@ def test_form(notebook):
     assert "**Question.**" in cells[0].source and "CPU minutes" in cells[0].source
     assert cells[1].metadata.tags == ["parameters"]
     assert re.fullmatch(r"(\w+ = [^\n]+\n?)+", cells[1].source), "parameters are flat literals"
-    assert not chapter or any("## Exercises" in cell.source and "<details>" in cell.source for cell in cells)
+    assert any("## Exercises" in cell.source and "<details>" in cell.source for cell in cells)
     assert any(cell.source.startswith("record(") for cell in cells)
     assert cells[-1].source.startswith("**Next:**")
     assert all(len(cell.source.splitlines()) <= 18 for cell in cells if cell.cell_type == "code")
@@ -86,29 +89,30 @@ def test_the_readme_shows_these_figures():
         assert f"(notebooks/pictures/{name}.png)" in readme
 
 
-def test_the_quickstart_gives_its_numbers():
+def test_the_quickstart_gives_its_numbers(monkeypatch):
     """`make run` in full; the numbers are those of the committed file, to rounding."""
-    folder = run(ROOT / "params" / "quickstart.yaml")
+    monkeypatch.setenv("BACH_OUTPUT_DIR", os.environ["BACH_TEST_NOTEBOOKS"])
+    folder = run(read_situation("quickstart"))
     assert re.fullmatch(r"quickstart-[0-9a-f]{8}", folder.name)
     status = json.loads((folder / "status.json").read_text())
     assert status["status"] == "done" and set(status["notebooks"]) == set(notebook_names())
     expected = json.loads((ROOT / "tests" / "quickstart.json").read_text())
     metrics = json.loads((folder / "metrics.json").read_text())
     assert {name: set(values) for name, values in metrics.items()} == {n: set(v) for n, v in expected.items()}
+    wrong = []
     for name, values in expected.items():
         for key, value in values.items():
-            # what is trained depends on how a machine rounds: a tenth; a wrong sign or kernel is worth far more
-            loose = {"rel": LOOSE[name]} if name in LOOSE else {}
-            wanted = value
-            if isinstance(value, float):
-                wanted = pytest.approx(value, abs=2e-3, **loose)
-            assert metrics[name][key] == wanted, f"{name}: {key}"
+            # what is trained depends on how a machine rounds; regression.json is the one that is tight
+            loose = 1e-6 if name in FORMULAS else 0.1
+            if metrics[name][key] != (pytest.approx(value, abs=2e-3, rel=loose) if isinstance(value, float) else value):
+                wrong.append(f"{name}: {key} is {metrics[name][key]}, on record {value}")
+    assert not wrong, "\n".join(wrong)
     report = (folder / "report.html").read_text()
     assert len(report) < 15e6 and report.count("* plotly.js v") == 1
     assert 'id="data-steering"' in report, "06_heads_and_pi hands over a model to steer"
     for name in notebook_names():
         page = (folder / f"{name}.html").read_text()
-        assert f'href="{name}.html"' in report and page.count("Plotly.newPlot") >= (4 if name[0].isdigit() else 2)
+        assert f'href="{name}.html"' in report and page.count("Plotly.newPlot") >= 2
         assert "\\mathbf" not in page and "$\\" not in page and "<math" in page, "formulas need a network"
         assert 'src="http' not in page
     assert (folder / "plotly.min.js").stat().st_size > 1e6
@@ -116,34 +120,9 @@ def test_the_quickstart_gives_its_numbers():
     assert redrawn == json.loads((ROOT / "tests" / "figures.json").read_text()), "the README's pictures have changed"
 
 
-def params_file(tmp_path, text) -> Path:
-    (tmp_path / "p.yaml").write_text(text)
-    return tmp_path / "p.yaml"
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("name: x\nnotebooks: {00_tour: {n_user: 3}}", "00_tour has no parameter n_user; it has n_users"),
-        ("name: x\nnotebooks: {99_no: {}}", "no notebook 99_no; there are 00_tour"),
-        ("notebooks: {}", "should have a name and notebooks"),
-        ("name: x\nnotebooks: {00_tour: [seed]}", "00_tour should have {parameter: value} and has ['seed']"),
-        ("name: [", "is not YAML"),
-    ],
-)
-def test_wrong_parameter_files(tmp_path, text, said):
-    with pytest.raises(BachError, match=re.escape(said)):
-        read_params(params_file(tmp_path, text))
-
-
-def test_a_missing_parameter_file(tmp_path):
-    with pytest.raises(BachError, match="does not exist; there are none"):
-        read_params(tmp_path / "p.yaml")
-
-
-def test_a_run_that_fails_says_where_and_keeps_what_there_is(tmp_path):
+def test_a_run_that_fails_says_where_and_keeps_what_there_is():
     with pytest.raises(BachError, match=r"03_data, cell .*BachError: .*no user has 5000 liked items"):
-        run(params_file(tmp_path, "name: broken\nnotebooks: {03_data: {min_items: 5000}}"))
+        run(situation({"name": "broken", "notebooks": ["03_data"], "min_items": 5000}, "broken.yaml"))
     from bachlib.records import output_dir
 
     (folder,) = output_dir("runs").glob("broken-*")

@@ -32,15 +32,22 @@ def locate(source_name: str) -> Path | None:
         return None
     if source.archive is None:
         raise BachError(f"source {source.name!r} is a log of your own: say where it is with --path")
-    places = [Path(os.environ["BACH_DATA_DIR"])] if os.environ.get("BACH_DATA_DIR") else []
-    for place in [*places, output_dir("logs")]:
-        for name in (source.archive, source.log, source.log + ".gz"):
-            if place.is_dir() and (found := sorted(place.glob(name))):
-                return place if "*" in name and len(found) > 1 else found[0]
+    if there := on_disk(source):
+        return there
     if source.url is None:
         raise BachError(directions(source))
     print(f"{source.archive} comes from {source.where}. {source.note}")
     return fetch(source.url, output_dir("logs", source.archive), source.md5)
+
+
+def on_disk(source: Source) -> Path | None:
+    """The log where it is already: in `BACH_DATA_DIR` or `outputs/logs`."""
+    places = [Path(os.environ["BACH_DATA_DIR"])] if os.environ.get("BACH_DATA_DIR") else []
+    for place in [*places, output_dir("logs")]:
+        for name in filter(None, (source.archive, source.log, source.log + ".gz")):
+            if place.is_dir() and (found := sorted(place.glob(name))):
+                return place if "*" in name and len(found) > 1 else found[0]
+    return None
 
 
 def directions(source: Source) -> str:

@@ -37,7 +37,7 @@ def encode_users(model: TwoTower, dataset: Dataset, users: Int[np.ndarray, " U"]
     was_training = model.training
     model.eval()
     blocks = [
-        model.encode(dataset.history(part, split, model.n_hist), torch.from_numpy(part))
+        model.encode(dataset.history(part, split, model.n_hist), torch.tensor(part))
         for part in np.array_split(users, max(1, len(users) // 1024))
     ]
     model.train(was_training)

@@ -14,12 +14,15 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
+from scipy.cluster.vq import kmeans2
 from scipy.special import softmax
 
 from bachlib.data import Dataset
 from bachlib.evaluate.ranking import genre_matrix, genre_names
+from bachlib.model.svd import pure_svd
 
 MIXED = "mixed"
+FEW = 64  # genres one can tell apart in a picture
 TELLS = 0.12  # nats that a genre has to set a head apart by to lend it its name
 
 
@@ -40,6 +43,31 @@ def genres_of(dataset: Dataset) -> Genres:
     member, names = genre_matrix(dataset), genre_names(dataset)
     count = np.asarray(dataset.matrix("train").sum(0)).ravel()
     return Genres(names, member, count @ member / max(1.0, count.sum()))
+
+
+def topics_of(dataset: Dataset, n: int = 16) -> Genres:
+    """The genres of a data set; where its log has none, or thousands, n clusters of items that the same people like.
+
+    Clusters are spherical k-means on PureSVD rows of the training likes, so they know nothing of held-out items.
+    """
+    if 0 < len(genre_names(dataset)) <= FEW:
+        return genres_of(dataset)
+    rows = pure_svd(dataset, min(n, dataset.n_items - 1, dataset.n_users - 1)).items
+    rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+    _, which = kmeans2(rows, min(n, len(rows)), seed=0, minit="++")
+    kept, which = np.unique(which, return_inverse=True)
+    member = np.eye(len(kept), dtype=np.float32)[which]
+    count = np.asarray(dataset.matrix("train").sum(0)).ravel()
+    return Genres([f"cluster {c + 1}" for c in range(len(kept))], member, count @ member / max(1.0, count.sum()))
+
+
+def topics_of_users(dataset: Dataset, topics: Genres) -> Float[np.ndarray, "U g"]:
+    """How much a user has of each topic: the planted π, or the shares among all items of the user."""
+    if dataset.meta["source"] == "planted":
+        return dataset.truth.pi[:, np.argsort(dataset.truth.genres)]  # topics are in the order of their names
+    member = topics.member / np.maximum(topics.member.sum(1, keepdims=True), 1)
+    counts = np.asarray(dataset.matrix("all") @ member)
+    return counts / np.maximum(counts.sum(1, keepdims=True), 1e-12)
 
 
 def over_users(of_heads: Float[np.ndarray, "U k g"], pi: Float[np.ndarray, "U k"]) -> Float[np.ndarray, "k g"]:

@@ -24,6 +24,9 @@ NEVER = np.iinfo(np.int64).max  # rank of a relevant item that is not in the lis
 # --------------------------------------------------------------------------------------- of the held-out items
 
 
+BLOCK = 1 << 25  # numbers at a time
+
+
 def recall(ranked: Ids, relevant: Ids, k: int) -> float | Float[np.ndarray, " U"]:
     """Recall@K: the share of the relevant items that are among the first K."""
     return _per_user(recall_of_ranks, ranked, relevant, k)
@@ -116,7 +119,9 @@ def diversity(slates: Int[np.ndarray, "U K"], features: Float[np.ndarray, "n_ite
     length = np.linalg.norm(features, axis=1, keepdims=True)
     unit = features / np.where(length > 0, length, 1)
     own = (length[slates][..., 0] > 0).sum(1)  # cosines of the items with themselves
-    together = np.square(unit[slates].sum(1)).sum(1)
+    size = max(1, BLOCK // (K * features.shape[1] + 1))  # users at a time: there may be thousands of categories
+    parts = np.array_split(slates, max(1, -(-len(slates) // size)))
+    together = np.concatenate([np.square(unit[part].sum(1)).sum(1) for part in parts])
     return 1 - (together - own) / (K * (K - 1))
 
 

@@ -19,7 +19,7 @@ OURS = "<table><thead><tr><th>method</th>"  # how a `Table` of `evaluate.tables`
 class Batch(NamedTuple):
     folder: Path
     name: str
-    params: dict[str, dict[str, Any]]  # of each notebook
+    params: dict[str, dict[str, Any]]  # of each notebook, where it has run
     status: dict[str, Any]
     metrics: dict[str, dict[str, Any]]
 
@@ -29,7 +29,8 @@ def read(folder: Path) -> Batch:
     status = json.loads((folder / "status.json").read_text(encoding="utf-8"))
     path = folder / "metrics.json"
     metrics = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    notebooks = {name: values or {} for name, values in params["notebooks"].items()}
+    done = status.get("notebooks", {})
+    notebooks = {name: done.get(name, {}).get("values", {}) for name in params["notebooks"]}
     return Batch(folder, params["name"], notebooks, status, metrics)
 
 

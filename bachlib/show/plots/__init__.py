@@ -34,6 +34,7 @@ from bachlib.show.plots.sphere import (
     sphere,
 )
 from bachlib.show.plots.style import COLOURS, colour, dark, use
+from bachlib.show.plots.sweep import by_axis, kappa_bounds, parallel_coordinates, training
 from bachlib.show.plots.train import (
     collapse_race,
     elbo_terms,
@@ -48,6 +49,7 @@ __all__ = [
     "COLOURS",
     "adversary",
     "bars",
+    "by_axis",
     "calibration_curves",
     "cold_start_curve",
     "collapse_race",
@@ -67,6 +69,7 @@ __all__ = [
     "heads_and_interests",
     "history_strip",
     "kappa_and_tightness",
+    "kappa_bounds",
     "kappa_trajectories",
     "kernels_against_cosine",
     "kernels_matched",
@@ -75,6 +78,7 @@ __all__ = [
     "map_of_items",
     "mixture_on_sphere",
     "paper_and_ours",
+    "parallel_coordinates",
     "pareto",
     "pi_admixture",
     "pi_before_after",
@@ -92,6 +96,7 @@ __all__ = [
     "spectrum",
     "sphere",
     "timeline",
+    "training",
     "trap_changes",
     "use",
     "windows",

@@ -102,7 +102,7 @@ def head_usage(histories: Histories, names: dict[int, str] | None = None) -> go.
 
 def collapse_race(histories: Histories, frames: int = 24) -> go.Figure:
     """Heads of each method sorted by use, step by step: a film with a slider."""
-    some = next(iter(histories.values()))
+    some = min(histories.values(), key=len)  # one may have stopped early
     rows = np.unique(np.linspace(0, len(some) - 1, min(frames, len(some))).astype(int))
     k = len(some["usage"].iloc[0])
     steps = steps_of(some)
@@ -155,11 +155,14 @@ def gradient_heads(histories: Histories) -> go.Figure:
 
 
 def heads_and_interests(
-    of_heads: np.ndarray, weights: np.ndarray, names: list[str], truth: np.ndarray, title: str
+    of_heads: np.ndarray, weights: np.ndarray, names: list[str], truth: np.ndarray, title: str, known: str = "planted"
 ) -> go.Figure:
-    """Head × interest: what each head's softmax gives to each interest, heads with their π; the truth as a last row."""
+    """Head × interest: what each head's softmax gives to each interest, heads with their π; the truth as a last row.
+
+    `known`: how one knows the truth; of a real log it is counted.
+    """
     order = np.argsort(-weights)
-    rows = [f"head {r}, π {weights[r]:.0%}" for r in order] + ["planted π<sub>u</sub>"]
+    rows = [f"head {r}, π {weights[r]:.0%}" for r in order] + [f"{known} π<sub>u</sub>"]
     values = np.vstack([of_heads[order], truth])
     shown = np.argsort(-truth)
     figure = go.Figure(
@@ -170,13 +173,13 @@ def heads_and_interests(
         )
     )  # fmt: skip
     figure.update_yaxes(autorange="reversed")
-    figure.update_xaxes(title="planted interest, the user's first ones first", tickangle=-35)
+    figure.update_xaxes(title="interest, the user's first ones first", tickangle=-35)
     figure.add_hline(y=len(order) - 0.5, line={"color": GREY, "width": 2})
     return figure.update_layout(title=title, height=430)
 
 
-def pi_recovered(expected: dict[str, np.ndarray], pi: np.ndarray) -> go.Figure:
-    """Planted π_uj against what the model expects of interest j, a dot per user and interest; on the line is right."""
+def pi_recovered(expected: dict[str, np.ndarray], pi: np.ndarray, known: str = "planted") -> go.Figure:
+    """True π_uj against what the model expects of interest j, a dot per user and interest; on the line is right."""
     figure = make_subplots(1, len(expected), subplot_titles=list(expected), shared_yaxes=True, horizontal_spacing=0.03)
     some = np.random.default_rng(0).choice(pi.size, min(1500, pi.size), replace=False)
     for column, q in enumerate(expected.values(), 1):
@@ -188,8 +191,8 @@ def pi_recovered(expected: dict[str, np.ndarray], pi: np.ndarray) -> go.Figure:
             x=[0, 1], y=[0, 1], mode="lines", line={"color": GREY, "dash": "dash"}, showlegend=False, row=1, col=column
         )
     overlap = ", ".join(f"{name} {np.minimum(q, pi).sum(1).mean():.2f}" for name, q in expected.items())
-    figure.update_xaxes(title="planted π", range=[0, 1], gridcolor=LIGHT)
+    figure.update_xaxes(title=f"{known} π", range=[0, 1], gridcolor=LIGHT)
     figure.update_yaxes(range=[0, 1])
     figure.update_yaxes(title="expected by the model", col=1)
-    figure.update_layout(title={"text": f"Overlap with the planted π: {overlap}", "pad": {"b": 34}})
+    figure.update_layout(title={"text": f"Overlap with the {known} π: {overlap}", "pad": {"b": 34}})
     return figure.update_layout(margin_t=90)

@@ -1,0 +1,225 @@
+"""The notebooks in batch: papermill runs them in a situation, one after the other, into one run folder.
+
+A notebook that has run to its end is a finished stage. It is used again as long as its cells, its parameters, our code
+and what it works on (the log, the stages before it) are the same; status.json keeps what that was.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import papermill
+import yaml
+from nbclient.exceptions import DeadKernelError
+from papermill.exceptions import PapermillExecutionError
+
+from bachlib import BachError
+from bachlib.data.download import on_disk
+from bachlib.data.sources import SOURCES
+from bachlib.params import PrepareParams, WorldParams
+from bachlib.records import (
+    MODELS,
+    RUN_DIR,
+    canonical_json,
+    forget,
+    only_one,
+    output_dir,
+    read_json,
+    short_hash,
+    versions,
+    write_text,
+)
+from bachlib.situation import SINGLE, Situation, notebook_folder
+from bachlib.workbook import code_hash, run_name
+
+ABOUT_DATA = {*PrepareParams.model_fields, *WorldParams.model_fields, "path", "data_seed", "world_d", "world_width"}
+ABOUT_DATA -= {"d", "width", "seed"}  # which are the model's and the training's
+METRICS, STATUS, PARAMS = "metrics.json", "status.json", "params.yaml"
+
+
+def folder_of(p: Situation) -> Path:
+    """Where a situation is run; a single training lives with its weights."""
+    if p.notebooks == [SINGLE]:
+        return output_dir("runs", run_name(p))
+    return output_dir("runs", f"{p.name}-{short_hash(p.model_dump())}")
+
+
+def run(p: Situation, *, fresh: bool = False, report: bool = True) -> Path:
+    """Execute the notebooks of a situation; returns the run folder with its report.
+
+    A cell that fails stops the run: the notebook as far as it came is kept, and the status says which one it was.
+    """
+    folder = folder_of(p)
+    folder.mkdir(parents=True, exist_ok=True)
+    with only_one(folder / STATUS):
+        write_text(folder / PARAMS, as_yaml(p))
+        write_text(folder / "environment.json", canonical_json(versions()))
+        done = {} if fresh else finished(p, folder)
+        _clear(folder, keep=done)
+        status: dict[str, Any] = {"status": "running", "notebooks": done}
+        name = p.notebooks[0]
+        try:
+            for name, values in stages(p).items():
+                write_text(folder / STATUS, canonical_json(status))
+                if name in done:
+                    print(f"{name:<16} as before", flush=True)
+                    continue
+                start = time.perf_counter()
+                with environment(**{RUN_DIR: str(folder)}):
+                    execute(notebook_folder() / f"{name}.ipynb", folder / f"{name}.ipynb", values)
+                took = round(time.perf_counter() - start, 1)
+                if not sys.stderr.isatty():
+                    print(f"{name:<16} {took:.0f} s", flush=True)
+                status["notebooks"][name] = {"seconds": took, "values": values, "key": keys(p)[name]}
+            status["status"] = "done"
+        except BaseException as error:
+            status |= {"status": "failed", "failed": name, "error": f"{type(error).__name__}: {error}"[:2000]}
+            if isinstance(error, KeyboardInterrupt):
+                status |= {"status": "stopped"}
+            raise
+        finally:
+            write_text(folder / STATUS, canonical_json(status))
+            if report:
+                with suppress(*(() if status["status"] == "done" else (Exception,))):  # the first error is to be told
+                    _write_report(folder)
+    return folder
+
+
+def _write_report(folder: Path) -> None:
+    from bachlib.show.page import write_pages
+    from bachlib.show.report import report
+
+    write_pages(folder)
+    report(folder)
+
+
+def as_yaml(p: Situation) -> str:
+    """What was set, to be read again by `read_situation`."""
+    said = {"name", "notebooks"} | p.model_fields_set
+    return yaml.safe_dump({key: value for key, value in p.model_dump().items() if key in said}, sort_keys=False)
+
+
+# ---------------------------------------------------------------------------------------------------------- stages
+
+
+def stages(p: Situation) -> dict[str, dict[str, Any]]:
+    """Notebook → the parameters it is run with.
+
+    Besides those of its own cell, a notebook about data (one that has a `source`) takes what was set for the data, and
+    one that trains (it has `epochs`) all that was set. Notebooks about formulas keep their own values.
+    """
+    found = {}
+    for name in p.notebooks:
+        known = _parameters_of(name)
+        more = p.model_fields_set if "epochs" in known else p.model_fields_set & ABOUT_DATA
+        wanted = {*known, *more} - {"name", "notebooks"} if "source" in known else set()
+        found[name] = {key: value for key, value in p.model_dump().items() if key in wanted}
+    return found
+
+
+@lru_cache
+def _parameters_of(name: str) -> list[str]:
+    return list(papermill.inspect_notebook(str(notebook_folder() / f"{name}.ipynb")))
+
+
+def keys(p: Situation) -> dict[str, str]:
+    """Notebook → a hash of all that its outcome depends on."""
+    found: dict[str, str] = {}
+    for name, values in stages(p).items():
+        inputs = {"code": code_hash(), "cells": _cells(name), "values": values}
+        if "source" in values:
+            inputs |= {"log": _log(p), "before": [key for stage, key in found.items() if "source" in stages(p)[stage]]}
+        found[name] = short_hash(inputs)
+    return found
+
+
+@lru_cache
+def _cells(name: str) -> list[str]:
+    notebook = nbformat.read(notebook_folder() / f"{name}.ipynb", as_version=4)
+    return [cell.source for cell in notebook.cells]
+
+
+def _log(p: Situation) -> list[Any]:
+    """The raw log as a file: which one, how large, how old; nothing for what is generated or not there yet."""
+    path = Path(p.path).expanduser() if p.path else (on_disk(SOURCES[p.source]) if p.source != "planted" else None)
+    if path is None or not path.exists():
+        return [p.path]
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file()]
+
+
+def finished(p: Situation, folder: Path | None = None) -> dict[str, Any]:
+    """The finished stages of a situation that still count."""
+    folder = folder or folder_of(p)
+    noted, records = read_json(folder / STATUS).get("notebooks", {}), read_json(folder / METRICS)
+    return {
+        name: noted[name]
+        for name, key in keys(p).items()
+        if noted.get(name, {}).get("key") == key and name in records and (folder / f"{name}.ipynb").exists()
+    }
+
+
+def is_finished(p: Situation) -> bool:
+    return set(finished(p)) == set(p.notebooks)
+
+
+def _clear(folder: Path, keep: dict[str, Any]) -> None:
+    """Remove what an earlier run has left of stages that are run anew."""
+    for old in [*folder.glob("*.ipynb"), *folder.glob("*.html")]:
+        if old.stem not in keep:
+            old.unlink(missing_ok=True)
+    for records in (METRICS, MODELS):
+        forget(folder / records, keep)
+
+
+# ------------------------------------------------------------------------------------------------------- execution
+
+
+def execute(source: Path, target: Path, values: dict[str, Any]) -> None:
+    """Run one notebook with papermill; a kernel that is lost gets a second one, a cell that fails is a clear error."""
+    bar = {"desc": source.stem, "bar_format": "{desc:<16} {n_fmt:>3}/{total_fmt} cells  {elapsed}"}
+    logging.getLogger("papermill").setLevel(logging.ERROR)  # it warns of parameters that the situation has checked
+    for last in (False, True):
+        try:
+            papermill.execute_notebook(
+                str(source),
+                str(target),
+                parameters=values,
+                kernel_name="python3",
+                cwd=str(notebook_folder()),
+                progress_bar=bar if sys.stderr.isatty() else False,
+                store_widget_state=False,
+                extra_arguments=["--log-level=ERROR"],  # ipykernel warns at every start that it talks over TCP
+            )
+            return
+        except DeadKernelError as error:
+            if last:
+                kept = f"The notebook as far as it came is {target}"
+                raise BachError(f"{source.stem}: the kernel was lost twice ({error}). {kept}") from None
+            print(f"{source.stem}: the kernel was lost; once more", flush=True)
+        except PapermillExecutionError as error:
+            raise BachError(
+                f"{source.stem}, cell {error.cell_index}: {error.ename}: {error.evalue}\n"
+                f"The notebook as far as it came is {target}"
+            ) from None
+
+
+@contextmanager
+def environment(**values: str) -> Iterator[None]:
+    """Environment variables for the kernels started inside the block."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})

@@ -1,0 +1,81 @@
+"""How long a training will take, roughly: from runs that are there, else from the arithmetic of its steps."""
+
+from __future__ import annotations
+
+import math
+import time
+from functools import lru_cache
+from statistics import median
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from bachlib.batch import STATUS
+from bachlib.evaluate.paper import tables
+from bachlib.model.methods import METHODS
+from bachlib.records import output_dir, read_json
+from bachlib.situation import SINGLE, Situation
+from bachlib.workbook import data_name, heads_of
+
+START = 10.0  # seconds for kernel, imports, evaluation and pictures of a small run
+ROW, HEAD = 35e-6, 9e-6  # seconds per window, and per window and head, of all that is no matrix product
+COUNTED = {"movielens-1m": 253_468}  # with the paper's settings; those of its own data sets are in its table
+SHARE = 0.6  # of the speed of a large product that those of a step reach
+
+
+def seconds(p: Situation) -> float:
+    """Of one run on one core; where runs of this method on this data are known, they say how fast it goes."""
+    if METHODS[p.method].objective == "counts":
+        return START
+    known = [
+        (noted["seconds"] - START) * _work(p) / _work(other)
+        for noted, other in _known(p.method, data_name(p))
+        if noted["seconds"] > START + 1
+    ]
+    return START + (median(known) if known else windows(p) * _work(p))
+
+
+def _work(p: Situation) -> float:
+    """Seconds of a training per window of the data: rows and heads, the towers, and the three products of the loss.
+
+    All users of a codebook share its logits.
+    """
+    row = METHODS[p.method]
+    shared = row.encoder == "codebook"
+    k = 1 if shared else heads_of(p)
+    towers = 12 * p.n_hist * p.d * (p.item_width + p.d)
+    loss = 6 * heads_of(p) * (p.batch_size + p.n_negatives) * p.d / (p.batch_size if shared else 1)
+    return p.epochs * (ROW + HEAD * k + (towers + loss) / (SHARE * _speed()))
+
+
+def _known(method: str, data: str) -> list[tuple[dict, Situation]]:
+    found = []
+    for path in output_dir("runs").glob(f"{method}-*/{STATUS}"):
+        noted = read_json(path).get("notebooks", {}).get(SINGLE)
+        if noted and data_name(p := Situation(**noted["values"])) == data:
+            found.append((noted, p))
+    return found
+
+
+def windows(p: Situation) -> float:
+    """Training windows: of the prepared data, else as counted before, or about as many as such a world has.
+
+    NaN where nobody knows before the log is prepared.
+    """
+    if counted := read_json(output_dir("data", data_name(p)) / "meta.json").get("counts"):
+        return counted["windows"]
+    if p.source == "planted":
+        return p.n_users * p.mean_events * 0.5
+    return COUNTED.get(p.source) or tables()["datasets"].get(p.source, {}).get("windows", math.nan)
+
+
+@lru_cache
+def _speed() -> float:
+    """Floating-point operations per second of one core in a large product."""
+    a, b, best = np.ones((256, 512), np.float32), np.ones((512, 2048), np.float32), float("inf")
+    with threadpool_limits(1):
+        for _ in range(8):
+            start = time.perf_counter()
+            a @ b
+            best = min(best, time.perf_counter() - start)
+    return 2 * 256 * 512 * 2048 / best

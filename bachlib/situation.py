@@ -1,0 +1,152 @@
+"""A situation: one flat set of parameters from the raw log to the last picture, as the files of `params/` hold it.
+
+Everything is checked before anything runs: a key that is none, a wrong type, what cannot go together.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import yaml
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from bachlib import BachError
+from bachlib.data.sources import SOURCES
+from bachlib.model.methods import METHODS
+from bachlib.params import ModelParams, Params, PrepareParams, TrainParams, WorldParams, validated
+from bachlib.records import project_root
+
+CHAIN = ["03_data", "04_train", "05_evaluate", "06_heads_and_pi", "07_serving"]
+SINGLE = "single"  # the notebook of one training, which a sweep runs for each of its points
+
+
+class Situation(TrainParams, ModelParams, PrepareParams, WorldParams):
+    """Every parameter by one name. Where two parts call something alike: `seed` is of weights and training, `data_seed`
+    of the draw of users and of the planted world; `d` and `width` are the model's, `world_d` and `world_width` the
+    planted world's."""
+
+    name: str = Field("mine", pattern=r"^[\w][\w.-]*$", description="what folders of results are called")
+    notebooks: list[str] = Field(CHAIN, min_length=1, description="what `bach run` executes, in this order")
+    source: str = Field("planted", description="what kind of log it is")
+    path: str | None = Field(None, description="of the log; None: BACH_DATA_DIR, then the download")
+    data_seed: int = Field(0, ge=0, description="of the draw of users and of the planted world")
+    world_d: int = Field(WorldParams.model_fields["d"].default, ge=2, description="dimension of the planted sphere")
+    world_width: float = Field(WorldParams.model_fields["width"].default, ge=0.01, lt=1.5)
+    method: str = Field("p-bach", description="of the notebook single, and so of a sweep's points")
+    seeds: int = Field(1, ge=1, description="trainings of each method, with seed, seed + 1, …")
+    prototypes: int = Field(16, ge=1, description="heads of a codebook beside k personal ones")
+    max_eval: int = Field(10_000, ge=1, description="users to evaluate at most")
+    svd_rank: int = Field(64, ge=1, description="of PureSVD as a recommender, in 03_data")
+    user: int = Field(7, ge=0, description="whose pictures are drawn")
+    n_large: int = Field(40_000, ge=1_000, description="items of the catalogue on which 07_serving measures cost")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _yes_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, bool) and cls.model_fields[info.field_name].annotation is not bool:
+            raise ValueError("should not be true or false")
+        return value
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        for problem in _impossible(self):
+            raise ValueError(problem)
+        return self
+
+
+def _impossible(p: Situation) -> Iterator[str]:
+    """What no single parameter can know."""
+    if p.method not in METHODS:
+        yield f"method: there is no {p.method!r}{_nearest(p.method, METHODS)}; there are {', '.join(METHODS)}"
+    elif p.kernel is not None and METHODS[p.method].kernel is None:
+        yield f"kernel: {p.kernel!r} cannot go with method {p.method!r}, which has no kernel; only the BACH methods do"
+    if p.source not in SOURCES:
+        yield f"source: there is no {p.source!r}{_nearest(p.source, SOURCES)}; there are {', '.join(SOURCES)}"
+    own = p.source in ("csv", "parquet")
+    if own and p.path is None:
+        yield f"path: source {p.source!r} is a log of your own: say where it is"
+    if p.columns is not None and not own:
+        yield f"columns: source {p.source!r} has its own; they go with csv and parquet"
+    if (p.width or p.d) % p.attention_heads:
+        yield f"attention_heads: should divide the width ({p.width or p.d}), got {p.attention_heads}"
+    if p.d % p.sasrec_heads:
+        yield f"sasrec_heads: should divide d ({p.d}), got {p.sasrec_heads}"
+    if p.source == "planted" and p.d >= min(p.n_items, p.n_users):
+        yield f"d: PureSVD of rank {p.d} needs more users and items than that; n_users {p.n_users}, n_items {p.n_items}"
+    for name in p.notebooks if "notebooks" in p.model_fields_set else []:
+        if name not in notebook_names():
+            yield f"notebooks: there is no {name!r}{_nearest(name, notebook_names())}"
+
+
+def _nearest(name: str, known: Any) -> str:
+    near = difflib.get_close_matches(name, list(known), 1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+# -------------------------------------------------------------------------------------------------- reading parameters
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML file that should hold a table of keys."""
+    if not path.exists():
+        there = ", ".join(sorted(p.name for p in path.parent.glob("*.yaml")))
+        raise BachError(f"{path} does not exist; there are {there or 'none'}")
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise BachError(f"{path} is not YAML: {error}") from None
+    if not isinstance(values, dict):
+        raise BachError(f"{path} should hold lines of `key: value` and holds {type(values).__name__}")
+    return values
+
+
+def situation(values: dict[str, Any], where: str) -> Situation:
+    """Validated; an error names the file, the key and the nearest right name."""
+    return checked(Situation, values, where)
+
+
+P = TypeVar("P", bound=Params)
+
+
+def checked(model: type[P], values: dict[str, Any], where: str) -> P:
+    """`validated`, and for a key that is none the nearest one."""
+    if wrong := [str(key) for key in values if key not in model.model_fields]:
+        told = [f"  {key}: not a parameter{_nearest(key, model.model_fields)}" for key in wrong]
+        raise BachError(f"{where}: wrong parameters\n" + "\n".join(told))
+    return validated(model, values, where)
+
+
+def read_situation(path: str | Path, more: dict[str, Any] | None = None) -> Situation:
+    """A file of `params/`, or its name without .yaml; `more` replaces what it says."""
+    path = Path(path)
+    if not path.suffix and not path.exists():
+        path = project_root() / "params" / f"{path}.yaml"
+    values = {"name": path.stem, **read_yaml(path), **(more or {})}
+    if isinstance(values.get("path"), str):  # notebooks run in another folder than this one
+        log = Path(values["path"]).expanduser()
+        values["path"] = str((log if log.exists() else path.parent / log).resolve())
+    return situation(values, str(path))
+
+
+def given(words: list[str]) -> dict[str, Any]:
+    """["k=4", "epochs=2"] → {"k": 4, "epochs": 2}; what they mean is checked with the rest."""
+    for word in words:
+        if "=" not in word:
+            raise BachError(f"--set {word}: should be name=value")
+    return {name: yaml.safe_load(value) for name, _, value in (word.partition("=") for word in words)}
+
+
+def notebook_folder() -> Path:
+    return project_root() / "notebooks"
+
+
+def notebook_names() -> list[str]:
+    return sorted(path.stem for path in notebook_folder().glob("*.py"))
+
+
+def part(p: Situation, of: type[P], **renamed: Any) -> dict[str, Any]:
+    """The values of one table of `params.py`."""
+    return {name: getattr(p, name) for name in of.model_fields} | renamed

@@ -1,0 +1,154 @@
+"""What notebooks make of a situation, so that each cell holds one idea and no file handling:
+
+    p = settings(globals())              # after the parameters cell
+    dataset = prepared(p)                # the log, or the planted world, through the pipeline
+    run = trained("p-bach", dataset, p)  # a finished training
+
+What is prepared or trained already, by another notebook or by a sweep, is opened and not made again. A training is
+known by its parameters *and* by the code of data, model and training (comments do not count), so after a change there
+nobody meets the results of older code.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from bachlib import BachError
+from bachlib.data import Dataset, planted, prepare
+from bachlib.data.download import locate
+from bachlib.model.methods import METHODS, build
+from bachlib.params import ModelParams, PrepareParams, TrainParams, WorldParams
+from bachlib.records import only_one, output_dir, short_hash
+from bachlib.situation import Situation, part, situation
+from bachlib.train import Run, fit
+
+ROOMS_OF_A_TRAINING = ("params.py", "data", "model", "train")
+
+
+def settings(namespace: dict[str, Any]) -> Situation:
+    """The situation of a notebook: its parameters cell and what papermill has put below it.
+
+    papermill only warns of a parameter the notebook does not have. Here it is refused, with the nearest right name.
+    """
+    return situation({name: namespace[name] for name in _parameters(namespace)}, "the notebook's parameters")
+
+
+def _parameters(namespace: dict[str, Any]) -> list[str]:
+    """Names set by cells that hold nothing but `name = literal`, up to the cell that asks for the settings."""
+    names: dict[str, None] = {}
+    for cell in namespace.get("In", [])[1:]:
+        if "settings(" in cell:
+            break
+        tree = _parsed(cell)
+        if all(_plain(statement) for statement in tree):
+            names |= dict.fromkeys(target.id for statement in tree for target in statement.targets)
+    return list(names) if "In" in namespace else [name for name in Situation.model_fields if name in namespace]
+
+
+def _parsed(cell: str) -> list[ast.stmt]:
+    try:
+        return ast.parse(cell).body
+    except SyntaxError:  # a magic
+        return []
+
+
+def _plain(statement: ast.stmt) -> bool:
+    if not isinstance(statement, ast.Assign) or not all(isinstance(t, ast.Name) for t in statement.targets):
+        return False
+    try:
+        ast.literal_eval(statement.value)
+    except ValueError:
+        return False
+    return True
+
+
+def prepared(p: Situation, quiet: bool = True) -> Dataset:
+    """The data set of a situation, prepared once for all who ask for it."""
+    chosen = part(p, PrepareParams, seed=p.data_seed)
+    return prepare(p.source, raw_log(p), output_dir("data", data_name(p)), quiet=quiet, **chosen)
+
+
+def raw_log(p: Situation) -> Path:
+    """Where the log is: as told, or found, or fetched; the planted world is written."""
+    if path := p.path or locate(p.source):
+        return Path(path).expanduser()
+    return planted.write_world(**_world(p))
+
+
+def _world(p: Situation) -> dict[str, Any]:
+    return part(p, WorldParams, d=p.world_d, width=p.world_width, seed=p.data_seed)
+
+
+def data_name(p: Situation) -> str:
+    """Readable; with a hash where anything differs from what `bach prepare --source …` does."""
+    chosen = part(p, PrepareParams, seed=p.data_seed)
+    if p.source == "planted":
+        chosen |= {"world": _world(p)}
+    elif p.path is not None:
+        chosen |= {"path": str(Path(p.path).expanduser().resolve())}
+    return p.source if chosen == PrepareParams().model_dump() else f"{label(p)}-{short_hash(chosen)}"
+
+
+def label(p: Situation) -> str:
+    """What the data is called: its source, or the file of a log of your own."""
+    return Path(p.path).stem if p.source in ("csv", "parquet") else p.source
+
+
+def trained(
+    method: str, dataset: Dataset, p: Situation, *, k: int | None = None, seed: int | None = None, **more: Any
+) -> Run:
+    """The training of a method in this situation, finished; `more`: `quiet`, or other parameters than the situation's.
+
+    It goes on where it was stopped. Two who ask for the same training wait for each other.
+    """
+    quiet = more.pop("quiet", True)
+    p = p.model_copy(update={"method": method, "k": p.k if k is None else k, "seed": p.seed if seed is None else seed})
+    p = situation(p.model_dump(exclude_unset=True) | more, f"training {method}")
+    folder = output_dir("runs", run_name(p, dataset))
+    with only_one(folder):
+        model = build(method, dataset, **part(p, ModelParams, k=heads_of(p)))
+        run = fit(model, dataset, part(p, TrainParams), folder, quiet=quiet)
+    if run.status != "finished":
+        raise BachError(f"the training in {folder} is {run.status}: the same call goes on with it")
+    return run
+
+
+def heads_of(p: Situation) -> int:
+    """k, or 1 for a method with one vector: a sweep over k does not train it again for each."""
+    row = METHODS[p.method]
+    return 1 if row.objective == "counts" else row.heads or p.k
+
+
+def run_name(p: Situation, dataset: Dataset | None = None) -> str:
+    """The folder of a training: readable, and ending in a hash of all that decides it."""
+    data = data_name(p) if dataset is None else dataset.folder.name
+    strict = {} if dataset is None else dataset.meta.get("strict", {})
+    k, settled = heads_of(p), {"device": None, "checkpoint_seconds": None}
+    chosen = {"data": data, "strict": strict, "method": p.method, "code": code_hash(ROOMS_OF_A_TRAINING)}
+    chosen |= {"model": part(p, ModelParams, k=k), "train": part(p, TrainParams) | settled}
+    return f"{p.method}-{label(p)}-k{k}-s{p.seed}-{short_hash(chosen)}"
+
+
+@lru_cache
+def code_hash(parts: tuple[str, ...] = ("",)) -> str:
+    """Eight hex digits of the code in these files and folders of the package; comments and docstrings do not count."""
+    package, digest = Path(__file__).parent, hashlib.sha256()
+    for one in parts:
+        for path in sorted((package / one).rglob("*.py")) if (package / one).is_dir() else [package / one]:
+            digest.update(f"{path.relative_to(package)} {_code(path.read_text(encoding='utf-8'))}".encode())
+    return digest.hexdigest()[:8]
+
+
+def _code(source: str) -> str:
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
+            value = body[0].value
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                value.value = ""
+    return ast.dump(tree)

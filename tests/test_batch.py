@@ -1,0 +1,75 @@
+"""`bach run`: finished stages are used again, the others are run, and the exit code says how it ended."""
+
+import json
+from pathlib import Path
+
+import pytest
+from commands import bach
+
+SMALL = """
+name: small
+notebooks: [01_sphere, single]
+source: planted
+n_users: 120
+n_items: 400
+n_interests: 5
+mean_events: 120
+k: 2
+d: 8
+ff: 16
+item_width: 16
+epochs: 1
+batch_size: 256
+n_negatives: 64
+valid_every: 1
+"""
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    place = tmp_path_factory.mktemp("batch")
+    (place / "small.yaml").write_text(SMALL)
+    done = bach("run", place / "small.yaml", BACH_OUTPUT_DIR=place / "o")
+    assert done.returncode == 0, done.stderr
+    return place, Path(done.stdout.strip().rsplit(" ", 1)[1]).parent
+
+
+def status(folder):
+    return json.loads((folder / "status.json").read_text())
+
+
+def test_a_run_has_everything_in_one_folder(ran):
+    _, folder = ran
+    wanted = (
+        "01_sphere.ipynb single.ipynb params.yaml metrics.json status.json environment.json report.html single.html"
+    )
+    assert {*wanted.split()} <= {path.name for path in folder.iterdir()}
+    told = status(folder)
+    assert told["status"] == "done" and told["notebooks"]["single"]["values"]["k"] == 2
+    assert "k" not in told["notebooks"]["01_sphere"]["values"], "formulas keep their own values"
+    assert 0 < json.loads((folder / "metrics.json").read_text())["single"]["AUPRC"] < 1
+
+
+def test_finished_stages_are_used_again_and_lost_ones_run_again(ran):
+    place, folder = ran
+    when = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.ipynb")}
+    (folder / "single.ipynb").unlink()
+    done = bach("run", place / "small.yaml", BACH_OUTPUT_DIR=place / "o")
+    assert done.returncode == 0, done.stderr
+    assert "01_sphere        as before" in done.stdout and "single           as before" not in done.stdout
+    now = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.ipynb")}
+    assert now["01_sphere.ipynb"] == when["01_sphere.ipynb"] and now["single.ipynb"] > when["single.ipynb"]
+    assert set(json.loads((folder / "metrics.json").read_text())) == {"01_sphere", "single"}
+
+
+def test_a_failed_stage_keeps_its_notebook_and_the_exit_code_says_so(ran):
+    place, _ = ran
+    done = bach(
+        "run", place / "small.yaml", "--set", "learning_rate=1e30", "--set", "name=diverging",
+        "--set", "notebooks=[single,01_sphere]", "--no-report", BACH_OUTPUT_DIR=place / "o",
+    )  # fmt: skip
+    assert done.returncode == 2 and "single, cell" in done.stderr and "Traceback" not in done.stderr
+    (folder,) = (place / "o" / "runs").glob("diverging-*")
+    told = status(folder)
+    assert told["status"] == "failed" and told["failed"] == "single" and told["notebooks"] == {}
+    assert (folder / "single.ipynb").exists()

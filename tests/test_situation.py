@@ -1,0 +1,254 @@
+"""Situations and sweeps as files: complete, the paper's settings, and wrong ones refused before anything runs."""
+
+import re
+from pathlib import Path
+
+import papermill
+import pytest
+import yaml
+from commands import bach
+
+from bachlib import BachError
+from bachlib.batch import as_yaml, keys
+from bachlib.params import WorldParams
+from bachlib.situation import CHAIN, SINGLE, Situation, given, notebook_names, read_situation, situation
+from bachlib.sweep import read_sweep
+from bachlib.workbook import code_hash, data_name, run_name, settings
+
+ROOT = Path(__file__).resolve().parent.parent
+SITUATIONS = ["quickstart", "teaching", "ml1m", "ml20m", "taobao", "netflix"]
+SWEEPS = sorted(path.stem for path in (ROOT / "params" / "sweeps").glob("*.yaml"))
+
+
+def literals(name: str) -> dict[str, object]:
+    """The parameters of a notebook and their values."""
+    told = papermill.inspect_notebook(str(ROOT / "notebooks" / f"{name}.ipynb"))
+    return {key: yaml.safe_load("null" if one["default"] == "None" else one["default"].replace("_", ""))
+            if re.fullmatch(r"[\d_.e+-]+|None|True|False", one["default"]) else one["default"].strip("\"'")
+            for key, one in told.items()}  # fmt: skip
+
+
+ABOUT_DATA = [name for name in notebook_names() if "source" in literals(name)]
+
+# ------------------------------------------------------------------------------------------------- what is in params/
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_a_situation_is_flat_complete_and_has_reasons(name):
+    path = ROOT / "params" / f"{name}.yaml"
+    values = yaml.safe_load(path.read_text())
+    assert not any(isinstance(value, dict) for value in values.values()), "flat: papermill takes it as it is"
+    p = read_situation(path)
+    assert p.name == name
+    only_planted = {*WorldParams.model_fields} - {"d", "seed", "width"}
+    free = {"path", "columns", "user", "n_large", "method"} | (only_planted if p.source != "planted" else set())
+    free |= {"min_rating", "min_items", "max_items", "max_users"} if p.source == "planted" else set()
+    usual = {key for key, field in Situation.model_fields.items() if not field.is_required()}
+    for notebook in CHAIN:
+        for key, value in literals(notebook).items():
+            said = key in values or key in free or (key in usual and value == Situation.model_fields[key].default)
+            assert said, f"{name}.yaml leaves {key} of {notebook} to the notebook"
+    lines = [line for line in path.read_text().splitlines() if re.match(r"\w+:", line)]
+    explained = [line for line in lines if "#" in line]
+    assert len(explained) >= 0.6 * len(lines), "values carry a short why"
+
+
+@pytest.mark.parametrize(("name", "epochs"), [("ml20m", 200), ("taobao", 50), ("netflix", 200)])
+def test_the_papers_settings(name, epochs):
+    """Appendices A and B, value by value."""
+    p = read_situation(name)
+    table = {"d": 64, "attention_heads": 4, "ff": 128, "dropout": 0.1, "n_hist": 50, "item_width": 128, "tau": 0.07,
+             "learning_rate": 1e-3, "batch_size": 512, "n_negatives": 2048, "epochs": epochs, "patience": 10,
+             "valid_every": 5, "seed": 0, "min_rating": 4.0, "min_items": 80, "max_items": 50_000,
+             "max_eval": 10_000, "capsule_iterations": 3, "mind_power": 1.0, "sasrec_blocks": 2}  # fmt: skip
+    assert {key: getattr(p, key) for key in table} == table
+    assert p.max_users == (50_000 if name == "netflix" else 100_000)
+
+
+def test_quickstart_is_what_the_notebooks_have():
+    """So the committed outputs are those of `make run`, and every notebook shares the others' trainings."""
+    p = read_situation("quickstart")
+    assert set(p.notebooks) == set(notebook_names())
+    for notebook in ABOUT_DATA:
+        for key, value in literals(notebook).items():
+            assert getattr(p, key) == value, f"{notebook}: {key}"
+    ids = {run_name(situation(literals(n), n).model_copy(update={"k": 8, "seed": 0})) for n in ABOUT_DATA}
+    assert len(ids) == 1, "the same training has several names"
+
+
+def test_every_parameter_of_a_notebook_is_one_of_the_situation():
+    assert set(CHAIN) | {SINGLE} <= set(ABOUT_DATA)
+    for notebook in ABOUT_DATA:
+        assert set(literals(notebook)) <= set(Situation.model_fields), notebook
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_sweeps_of_the_paper(name):
+    sweep = read_sweep(name)
+    assert sweep.points and sweep.file.name == name and sweep.file.about
+    assert len({point.name for point in sweep.points}) == len(sweep.points)
+    assert "#" in (ROOT / "params" / "sweeps" / f"{name}.yaml").read_text()
+
+
+def test_tables_have_a_sweep_each():
+    wanted = "datasets main head-matched routing netflix kappa p-against-v codebook seeds svd-leakage history-tokens"
+    assert {*wanted.split(), "tau", "negatives", "planted"} <= set(SWEEPS)
+    main = [point.p for point in read_sweep("main").points]
+    assert len(main) == 2 * (7 * 3 + 3), "methods with one vector, and counting, are run once"
+    assert {p.k for p in main if p.method == "standard"} == {1}
+    shared = {point.name for point in read_sweep("head-matched").points}
+    assert shared <= {point.name for point in read_sweep("main").points}, "a training of two tables has one name"
+
+
+# ---------------------------------------------------------------------------------------------------------- refused
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("n_user: 3", "n_user: not a parameter; did you mean 'n_users'?"),
+        ("k: many", "k: Input should be a valid integer, unable to parse string as an integer, got 'many'"),
+        ("k: true", "k: Value error, should not be true or false, got True"),
+        ("epochs: 0", "epochs: Input should be greater than or equal to 1, got 0"),
+        ("method: p-bech", "method: there is no 'p-bech'; did you mean 'p-bach'?"),
+        ("source: movielens-1k", "source: there is no 'movielens-1k'; did you mean 'movielens-1"),
+        ("{d: 10}", "attention_heads: should divide the width (10), got 4"),
+        ("{method: standard, kernel: von-mises-fisher}", "kernel: 'von-mises-fisher' cannot go with method 'standard'"),
+        ("{source: csv}", "path: source 'csv' is a log of your own: say where it is"),
+        ("{columns: {user: a, item: b, time: c}}", "columns: source 'planted' has its own"),
+        ("{n_items: 50, d: 64}", "d: PureSVD of rank 64 needs more users and items"),
+        ("notebooks: [04_trian]", "notebooks: there is no '04_trian'; did you mean '04_train'?"),
+        ("[1]", "should hold lines of `key: value`"),
+        ("name: [", "is not YAML"),
+    ],
+)
+def test_a_wrong_file_is_refused_and_named(tmp_path, text, said):
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(BachError, match=re.escape(said)) as error:
+        read_situation(tmp_path / "mine.yaml")
+    assert str(tmp_path / "mine.yaml") in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("base: [quickstart]\ngrid: {methods: [p-bach]}", "methods: not a parameter; did you mean 'method'?"),
+        ("base: [quickstart]\ngrid: {k: [4, x]}", "at k = x: "),
+        ("base: [quickstart]\ngrid: {d: [8, 10]}", "at d = 10: "),
+        ("base: [quickstart]\ngrid: {k: []}", "grid: k should have at least one value"),
+        ("base: [quickstrat]\ngrid: {k: [4]}", "quickstrat.yaml does not exist; there are"),
+        ("base: [quickstart]\ngird: {k: [4]}", "gird: not a parameter; did you mean 'grid'?"),
+    ],
+)
+def test_a_wrong_sweep_is_refused_before_anything_runs(tmp_path, text, said):
+    (tmp_path / "mine.yaml").write_text(f"name: mine\n{text}")
+    with pytest.raises(BachError, match=re.escape(said)) as error:
+        read_sweep(tmp_path / "mine.yaml")
+    assert str(tmp_path / "mine.yaml") in str(error.value)
+
+
+def test_what_is_in_the_grid_cannot_be_set():
+    with pytest.raises(BachError, match="k is in the grid"):
+        read_sweep("planted", more={"k": 3})
+    with pytest.raises(BachError, match="there is no sweep plented; params/sweeps has codebook"):
+        read_sweep("plented")
+    assert {point.p.source for point in read_sweep("routing", base=["ml1m"]).points} == {"movielens-1m"}
+
+
+def test_words_of_the_command_line():
+    assert given(["k=4", "learning_rate=0.1", "svd_on=all", "path=null"]) == {
+        "k": 4, "learning_rate": 0.1, "svd_on": "all", "path": None,
+    }  # fmt: skip
+    with pytest.raises(BachError, match="--set k: should be name=value"):
+        given(["k"])
+    done = bach("run", "quickstart", "--set", "n_user=3")
+    assert done.returncode == 2 and "did you mean 'n_users'?" in done.stderr and "quickstart.yaml" in done.stderr
+
+
+# --------------------------------------------------------------------------------------------- settings of a notebook
+
+
+def test_settings_are_what_the_first_cells_say():
+    cells = [
+        "",
+        "k = 4\nd = 16",
+        "# Parameters\nk = 3\nsource = 'planted'",
+        "p = settings(globals())",
+        "width = {1: 2}",
+    ]
+    p = settings({"In": cells, "k": 3, "d": 16, "source": "planted", "width": {}, "tau": 99})
+    assert (p.k, p.d, p.tau) == (3, 16, 0.07), "later variables are no parameters"
+
+
+def test_settings_refuse_what_papermill_only_warns_of():
+    with pytest.raises(BachError, match=r"n_user: not a parameter; did you mean 'n_users'\?"):
+        settings({"In": ["", "n_users = 4", "n_user = 5", "p = settings(globals())"], "n_users": 4, "n_user": 5})
+    with pytest.raises(BachError, match="k: Input should be a valid integer"):
+        settings({"In": ["", "k = 'x'", "p = settings(globals())"], "k": "x"})
+
+
+# ------------------------------------------------------------------------------------------------ names and stage keys
+
+
+def test_a_training_is_named_by_what_decides_it():
+    p = Situation()
+    same = [{"name": "other"}, {"device": "cpu"}, {"max_eval": 5}, {"user": 3}, {"checkpoint_seconds": 1.0}]
+    other = [{"k": 4}, {"epochs": 3}, {"seed": 1}, {"data_seed": 1}, {"min_items": 60}, {"method": "v-bach"},
+             {"world_d": 9}, {"patience": 3}]  # fmt: skip
+    assert {run_name(p.model_copy(update=change)) for change in same} == {run_name(p)}
+    names = {run_name(p.model_copy(update=change)) for change in other}
+    assert len(names) == len(other) and run_name(p) not in names
+    one_vector = p.model_copy(update={"method": "standard"})
+    assert run_name(one_vector) == run_name(one_vector.model_copy(update={"k": 32}))
+    assert data_name(Situation(source="movielens-1m")) == "movielens-1m", "the folder that bach prepare makes"
+    assert data_name(Situation(source="movielens-1m", min_items=60)) != "movielens-1m"
+
+
+def test_comments_are_no_code(tmp_path, monkeypatch):
+    from bachlib import workbook
+
+    monkeypatch.setattr(workbook, "__file__", str(tmp_path / "workbook.py"))
+
+    def hash_of(text: str) -> str:
+        code_hash.cache_clear()
+        (tmp_path / "a.py").write_text(text)
+        return code_hash(("a.py",))
+
+    try:
+        first = hash_of('def f():\n    """Says one."""\n    return 1\n')
+        assert hash_of('def f():\n    """Says 1."""\n    # why\n    return 1\n') == first
+        assert hash_of('def f():\n    """Says one."""\n    return -1\n') != first
+    finally:
+        code_hash.cache_clear()
+
+
+def test_what_makes_a_stage_run_again(tmp_path, monkeypatch):
+    log = tmp_path / "log.csv"
+    log.write_text("u,i,t\n1,2,3\n")
+    columns = {"user": "u", "item": "i", "time": "t"}
+    p = Situation(source="csv", path=str(log), columns=columns, notebooks=["01_sphere", "03_data", "04_train"])
+    before = keys(p)
+    assert keys(p) == before
+    changed = keys(p.model_copy(update={"k": 4}))
+    assert changed["01_sphere"] == before["01_sphere"], "formulas do not depend on the situation"
+    assert changed["04_train"] != before["04_train"] and changed["03_data"] == before["03_data"]
+    log.write_text("u,i,t\n1,2,3\n4,5,6\n")
+    assert keys(p)["03_data"] != before["03_data"], "another log"
+    assert keys(p)["04_train"] != before["04_train"], "and what comes after it"
+    monkeypatch.setattr("bachlib.batch.code_hash", lambda: "other")
+    assert all(keys(p)[name] != key for name, key in before.items()), "another code"
+
+
+def test_a_situation_survives_its_file(tmp_path):
+    p = read_situation("ml1m", {"k": 5})
+    (tmp_path / "params.yaml").write_text(as_yaml(p))
+    again = read_situation(tmp_path / "params.yaml")
+    assert again == p and run_name(again) == run_name(p)
+
+
+def test_a_path_is_found_from_where_one_stands_or_beside_the_file(tmp_path, monkeypatch):
+    (tmp_path / "my.csv").write_text("x")
+    (tmp_path / "mine.yaml").write_text("source: csv\npath: my.csv\ncolumns: {user: u, item: i, time: t}")
+    assert read_situation(tmp_path / "mine.yaml").path == str(tmp_path / "my.csv")
+    monkeypatch.chdir(tmp_path)
+    assert read_situation("mine.yaml").path == str(tmp_path / "my.csv")
