@@ -261,9 +261,10 @@ def main() -> None:
     except BachError as error:
         typer.secho(f"bach: {error}", fg="red", err=True)
         sys.exit(2)
-    except KeyboardInterrupt:
-        typer.secho("bach: stopped; nothing half-made was left", fg="red", err=True)
-        sys.exit(130)
+    except SystemExit as end:
+        if end.code == 130:  # Ctrl-C, as typer tells of it
+            typer.secho("bach: stopped; the same command goes on with what is there", fg="red", err=True)
+        raise
 
 
 if __name__ == "__main__":

@@ -28,8 +28,11 @@ def run_sweep(
     missing = [point for point in sweep.points if point.name not in known]
     if not missing:
         return known
-    workers, threads = pool.local_workers(len(missing), workers, threads)
-    where = pool.on_dask(dask) if dask else pool.here(workers)
+    if dask:
+        where, threads = pool.on_dask(dask), threads or 1  # each of a cluster's threads takes a run
+    else:
+        workers, threads = pool.local_workers(len(missing), workers, threads)
+        where = pool.here(workers)
     with where as (executor, limit), Progress(sweep, known, limit) as progress:
         progress.say(f"{folder.name}: {len(known)} done, {len(missing)} to run, {limit} at a time → {folder}")
         return known | pool.through(executor, missing, threads, progress.tell, limit)

@@ -53,6 +53,8 @@ def task_of(point: Point, threads: int) -> Task:
 
 
 _running: set[subprocess.Popen] = set()
+_starting = threading.Lock()  # nothing is started between "let go" and the end
+_let_go = threading.Event()
 
 
 def perform(task: Task) -> Outcome:
@@ -83,11 +85,14 @@ def _process(task: Task, folder: Path, attempt: int) -> int:
     with (folder / LOG).open("a") as log:
         log.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')}, try {attempt}, {task.threads} threads\n")
         log.flush()
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=log, stderr=log, env={**os.environ, **variables},
-            start_new_session=True,  # Ctrl-C is for the sweep, which then lets go of the leash
-        )  # fmt: skip
-    _running.add(process)
+        with _starting:
+            if _let_go.is_set():
+                return 143
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=log, stderr=log, env={**os.environ, **variables},
+                start_new_session=True,  # Ctrl-C is for the sweep, which then lets go of the leash
+            )  # fmt: skip
+            _running.add(process)
     try:
         return process.wait()
     finally:
@@ -109,8 +114,10 @@ def on_leash() -> None:
 
 def let_go() -> None:
     """Close the leash of every run of this process and wait until they are gone."""
-    for process in list(_running):
-        process.stdin.close()
+    with _starting:
+        _let_go.set()
+        for process in _running:
+            process.stdin.close()
     for process in list(_running):
         process.wait(20)
 
@@ -135,6 +142,7 @@ def local_workers(points: int, workers: int | None, threads: int | None) -> tupl
 def here(workers: int) -> Iterator[tuple[Executor, int]]:
     """This machine, and how many runs it takes at a time."""
     pool = ThreadPoolExecutor(workers)
+    _let_go.clear()
     try:
         yield pool, workers
     finally:
@@ -154,8 +162,11 @@ def on_dask(address: str) -> Iterator[tuple[Executor, int]]:
     with client:
         if not (threads := sum(client.ncores().values())):
             raise BachError(f"the Dask cluster at {address} has no workers")
-        with client.get_executor(pure=False, retries=1) as pool:
+        pool = client.get_executor(pure=False, retries=1)
+        try:
             yield pool, threads
+        finally:
+            pool.shutdown(wait=False)  # after Ctrl-C: what has begun ends by itself, and the next call finds it
 
 
 def through(

@@ -38,22 +38,28 @@ def settings(namespace: dict[str, Any]) -> Situation:
 
 
 def _parameters(namespace: dict[str, Any]) -> list[str]:
-    """Names set by cells that hold nothing but `name = literal`, up to the cell that asks for the settings."""
+    """Names set by cells that hold nothing but `name = literal`: before the cell that asks for the settings all of them
+    count, after it (somebody changes a parameter and runs that cell again) those that set a parameter.
+
+    Where the kernel keeps no history of cells (nbval's does not), every variable with the name of a parameter is one.
+    """
     names: dict[str, None] = {}
+    asked = False
     for cell in namespace.get("In", [])[1:]:
-        if "settings(" in cell:
-            break
-        tree = _parsed(cell)
-        if all(_plain(statement) for statement in tree):
-            names |= dict.fromkeys(target.id for statement in tree for target in statement.targets)
-    return list(names) if "In" in namespace else [name for name in Situation.model_fields if name in namespace]
+        asked = asked or "settings(" in cell
+        found = dict.fromkeys(target.id for statement in _literals(cell) for target in statement.targets)
+        if not asked or found.keys() & {*names, *Situation.model_fields}:
+            names |= found
+    return list(names) or [name for name in Situation.model_fields if name in namespace]
 
 
-def _parsed(cell: str) -> list[ast.stmt]:
+def _literals(cell: str) -> list[ast.Assign]:
+    """The statements of a cell, if each is `name = literal`."""
     try:
-        return ast.parse(cell).body
+        statements = ast.parse(cell).body
     except SyntaxError:  # a magic
         return []
+    return statements if all(_plain(statement) for statement in statements) else []
 
 
 def _plain(statement: ast.stmt) -> bool:

@@ -270,7 +270,7 @@ table.agg(lambda values: f"{values.mean():.3f} ({values.min():.3f}–{values.max
 # **What you should see, and what not.** In both trainings BACH uses more heads than the hard methods and comes closest
 # to $\pi_u$. On average it also covers the user's interests best; but the training of pos-multihead that kept four
 # heads covers more. In accuracy BACH and all-multihead have the same mean, and the two trainings of all-multihead
-# (R@50 0.10 and 0.13) lie far apart. Over three seeds on 2,000 users (`params/teaching.yaml`; the table is in the
+# (R@50 0.10 and 0.12) lie far apart. Over three seeds on 2,000 users (`params/teaching.yaml`; the table is in the
 # README) both have the same recall, too. A codebook of 8 prototypes cannot hold 16 interests: its heads are the most
 # distinct and serve worst.
 #

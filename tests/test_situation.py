@@ -72,7 +72,8 @@ def test_quickstart_is_what_the_notebooks_have():
     for notebook in ABOUT_DATA:
         for key, value in literals(notebook).items():
             assert getattr(p, key) == value, f"{notebook}: {key}"
-    ids = {run_name(situation(literals(n), n).model_copy(update={"k": 8, "seed": 0})) for n in ABOUT_DATA}
+    train = [notebook for notebook in ABOUT_DATA if "epochs" in literals(notebook)]
+    ids = {run_name(situation(literals(n), n).model_copy(update={"k": 8, "seed": 0})) for n in train}
     assert len(ids) == 1, "the same training has several names"
 
 
@@ -174,10 +175,19 @@ def test_settings_are_what_the_first_cells_say():
         "k = 4\nd = 16",
         "# Parameters\nk = 3\nsource = 'planted'",
         "p = settings(globals())",
-        "width = {1: 2}",
+        "gap = {1: 2}",
     ]
-    p = settings({"In": cells, "k": 3, "d": 16, "source": "planted", "width": {}, "tau": 99})
+    p = settings({"In": cells, "k": 3, "d": 16, "source": "planted", "gap": {}, "tau": 99})
     assert (p.k, p.d, p.tau) == (3, 16, 0.07), "later variables are no parameters"
+    again = [*cells, "k = 2\ntau = 0.1", "p = settings(globals())"]
+    p = settings({"In": again, "k": 2, "d": 16, "source": "planted", "gap": {}, "tau": 0.1})
+    assert (p.k, p.d, p.tau) == (2, 16, 0.1), "a parameter added to the cell, and both run again"
+
+
+def test_settings_without_a_history_of_cells():
+    """nbval's kernel keeps none."""
+    p = settings({"In": [""], "k": 3, "epochs": 2, "source": "planted", "Path": Path, "x": 1})
+    assert (p.k, p.epochs, p.tau) == (3, 2, 0.07)
 
 
 def test_settings_refuse_what_papermill_only_warns_of():
