@@ -123,7 +123,8 @@ def report(
     """Write one HTML file about a run, of bach train or bach run, or about a sweep; no network needed to read it."""
     from bachlib.show.report import find_run
     from bachlib.show.report import report as write_report
-    from bachlib.sweep import is_sweep, report_sweep
+    from bachlib.sweep import is_sweep
+    from bachlib.sweep_report import report_sweep
 
     typer.echo(f"→ {report_sweep(run) if is_sweep(run) else write_report(find_run(run), data=data)}")
 

@@ -15,6 +15,7 @@ from rich.text import Text
 from bachlib import estimate, pool
 from bachlib.pool import LOG, Outcome
 from bachlib.sweep import Point, Sweep, keep, state
+from bachlib.workbook import data_name, prepared
 
 SHOWN = 12  # rows of a long sweep: what runs, what failed, and the last that were done
 
@@ -35,6 +36,9 @@ def run_sweep(
         where = pool.here(workers)
     with where as (executor, limit), Progress(sweep, known, limit) as progress:
         progress.say(f"{folder.name}: {len(known)} done, {len(missing)} to run, {limit} at a time → {folder}")
+        if dask:  # once and here: machines that share a disk do not see each other's locks
+            for p in {data_name(point.p): point.p for point in missing}.values():
+                prepared(p)
         return known | pool.through(executor, missing, threads, progress.tell, limit)
 
 
@@ -62,7 +66,7 @@ class Progress:
             self.live.stop()
 
     def say(self, text: str) -> None:
-        self.console.print(Text(text))
+        self.console.print(Text(text), soft_wrap=True)
 
     def tell(self, point: Point | None, outcome: Outcome | None) -> None:
         """A point has begun or ended; None: time has passed."""

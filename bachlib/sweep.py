@@ -13,8 +13,6 @@ another sweep has finished is not run again.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -27,7 +25,7 @@ import yaml
 from pydantic import Field
 
 from bachlib import BachError
-from bachlib.batch import METRICS, STATUS, environment, execute, folder_of, is_finished
+from bachlib.batch import METRICS, STATUS, environment, folder_of, is_finished
 from bachlib.evaluate import Evaluation, diagnostics, evaluate
 from bachlib.params import Params
 from bachlib.records import (
@@ -40,10 +38,10 @@ from bachlib.records import (
     short_hash,
     write_text,
 )
-from bachlib.situation import SINGLE, Situation, checked, notebook_folder, read_situation, read_yaml
+from bachlib.situation import SINGLE, Situation, checked, read_situation, read_yaml
 from bachlib.workbook import data_name, heads_of, label, prepared, run_name, trained
 
-FILE, REPORT = "sweep.yaml", "09_sweep_report"
+FILE = "sweep.yaml"
 
 
 class SweepFile(Params):
@@ -93,11 +91,12 @@ class Sweep(NamedTuple):
 
 def read_sweep(path: str | Path, *, base: list[str] | None = None, more: dict[str, Any] | None = None) -> Sweep:
     """A sweep from its file, its name in params/sweeps, or its folder in outputs/sweeps; every point is checked."""
-    path = _found(Path(path))
+    path = found_at(Path(path))
     values = read_yaml(path)
     values["set"] = {**(values.get("set") or {}), **(more or {})}
     values["base"] = base or values.get("base")
     file = checked(SweepFile, {"name": path.stem, **values}, str(path))
+    file = file.model_copy(update={"base": [_beside(one, path) for one in file.base]})
     for key, listed in file.grid.items():
         if key in file.set and key in (more or {}):
             raise BachError(f"{path}: {key} is in the grid; it cannot be set to {file.set[key]!r} for all points")
@@ -106,7 +105,8 @@ def read_sweep(path: str | Path, *, base: list[str] | None = None, more: dict[st
     return Sweep(file, expand(file, path))
 
 
-def _found(path: Path) -> Path:
+def found_at(path: Path) -> Path:
+    """The file of a sweep that is named by its file, its name or its folder."""
     places = [path, path / FILE, project_root() / "params" / "sweeps" / f"{path}.yaml"]
     places.append(output_dir("sweeps", str(path), FILE))
     for place in places:
@@ -114,6 +114,19 @@ def _found(path: Path) -> Path:
             return place
     known = sorted(p.stem for p in (project_root() / "params" / "sweeps").glob("*.yaml"))
     raise BachError(f"there is no sweep {path}; params/sweeps has {', '.join(known) or 'none'}")
+
+
+def is_sweep(path: str | Path) -> bool:
+    """A sweep's file, its name in params/sweeps (unless a run is called so), or its folder."""
+    path = Path(path)
+    if path.is_file():
+        return path.suffix in (".yaml", ".yml") and "grid" in read_yaml(path)
+    if path.is_dir() or output_dir("runs", str(path)).is_dir():
+        return (path / FILE).is_file()
+    try:
+        return found_at(path).is_file()
+    except BachError:
+        return False
 
 
 def expand(file: SweepFile, path: Path) -> list[Point]:
@@ -124,7 +137,7 @@ def expand(file: SweepFile, path: Path) -> list[Point]:
             where = dict(zip(file.grid, chosen, strict=True))
             more = {**file.set, **where, "notebooks": [SINGLE]}
             try:
-                p = read_situation(_beside(base, path), more)
+                p = read_situation(base, more)
             except BachError as error:
                 told = ", ".join(f"{key} = {value}" for key, value in where.items())
                 raise BachError(f"{path}, at {told}: {error}") from None
@@ -133,10 +146,10 @@ def expand(file: SweepFile, path: Path) -> list[Point]:
     return list(points.values())
 
 
-def _beside(base: str, path: Path) -> Path:
-    """A situation is looked for beside the sweep's file, then in params/."""
-    near = path.parent / base
-    return near if near.is_file() else Path(base)
+def _beside(base: str, path: Path) -> str:
+    """A situation is looked for beside the sweep's file, then from where one stands; else it is a name in params/."""
+    found = (place.resolve() for place in (path.parent / base, Path(base)) if place.is_file())
+    return str(next(found, base))
 
 
 def keep(sweep: Sweep) -> Path:
@@ -233,46 +246,3 @@ def data_sizes(points: Sequence[Point]) -> dict[str, dict[str, int]]:
     """Users, items and windows of each data set, of those that are prepared."""
     names = dict(zip(data_labels(points), (data_name(point.p) for point in points), strict=True))
     return {data: read_json(output_dir("data", name, "meta.json")).get("counts", {}) for data, name in names.items()}
-
-
-# ----------------------------------------------------------------------------------------------------------- report
-
-
-def is_sweep(path: str | Path) -> bool:
-    """A sweep's file, its name in params/sweeps (unless a run is called so), or its folder."""
-    path = Path(path)
-    if path.is_file():
-        return path.suffix in (".yaml", ".yml") and "grid" in read_yaml(path)
-    if path.is_dir() or output_dir("runs", str(path)).is_dir():
-        return (path / FILE).is_file()
-    try:
-        return _found(path).is_file()
-    except BachError:
-        return False
-
-
-def report_sweep(path: str | Path) -> Path:
-    """What is known of a sweep as one HTML file in its folder; nothing is trained, what is missing is listed."""
-    from bachlib.show.document import inline
-    from bachlib.show.page import SCRIPT, write_pages
-
-    place, sweep = _found(Path(path)).resolve(), read_sweep(path)
-    folder = place.parent if place.name == FILE else keep(sweep)
-    with environment(**{RUN_DIR: str(folder)}):
-        values = {"sweep": str(place), "complete": False}
-        execute(notebook_folder() / f"{REPORT}.ipynb", folder / f"{REPORT}.ipynb", values)
-    with tempfile.TemporaryDirectory() as aside:
-        shutil.copy(folder / f"{REPORT}.ipynb", aside)
-        write_pages(Path(aside))
-        page, script = ((Path(aside) / name).read_text(encoding="utf-8") for name in (f"{REPORT}.html", SCRIPT))
-    drawing = f'<script src="{SCRIPT}"></script>'
-    page = page.replace(drawing, f"<script>{inline(script)}</script>{LOOK}", 1).replace("<main>", f"<main>{SWITCH}", 1)
-    write_text(folder / "report.html", page.replace(f"<title>{REPORT}", f"<title>{sweep.file.name}", 1))
-    return folder / "report.html"
-
-
-# the page of a notebook without its code, which is there for those who want it
-LOOK = """<style>body:not(:has(#code:checked)) .jp-CodeCell .jp-Cell-inputWrapper {display: none}
-.jp-InputPrompt, .jp-OutputPrompt {display: none !important} main {max-width: 60rem; margin: auto}
-.switch {float: right}</style>"""
-SWITCH = '<label class="switch"><input type="checkbox" id="code"> code</label>'

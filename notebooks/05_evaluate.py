@@ -135,9 +135,10 @@ for s in range(seed, seed + seeds):
 # %% [markdown]
 # **What you should see.** Where users are not paired the interval is half as wide again and more. And one seed knows
 # nothing of another training: the first is sure that p-BACH gains a fifth of all-multihead's AUPRC, the second nearly
-# sure that it loses a tenth. Two or three seeds are a rough guess of how far trainings lie apart. At this scale (a few hundred users,
-# two epochs, two seeds) nothing can be said about the two: every interval over users *and* seeds holds zero. On
-# MovieLens-1M with three seeds it can, and the table is in the README. A table also refuses what cannot be compared:
+# sure that it loses a tenth. Two or three seeds are a rough guess of how far trainings lie apart. At this scale (a few
+# hundred users, two epochs, two seeds) nothing can be said about the two: every interval over users *and* seeds holds
+# zero. On MovieLens-1M with three seeds it can, and the table is in the README. A table also refuses what cannot be
+# compared:
 
 # %%
 try:

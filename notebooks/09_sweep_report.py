@@ -13,7 +13,7 @@
 #     name: python3
 # ---
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # # 09 · A sweep is read with its intervals, its failures and the paper beside it
 #
 # **Question.** What does a sweep say: who is better at equal $k$, how surely, is $\kappa$ bounded in every run, how far
@@ -130,10 +130,12 @@ for data, made in tables.items():
 # %% [markdown]
 # **What you should see.** A bold number in every row or column, because somebody is always first; what counts is the
 # mark of a gain whose whole interval is on one side of zero *and* that survives the permutation test over users.
-#
+
+# %% [markdown] tags=["lesson"]
 # In the demo (129 users, 89 steps of training) nearly every interval holds zero: such a sweep is to try things with,
 # not to find anything out. Only `pos-multihead` with 8 heads is clearly behind, which the paper's Table 4 says, too.
-#
+
+# %% [markdown]
 # ## 5 · Along the axis
 
 # %%
@@ -175,8 +177,12 @@ if len(done):
 
 # %% [markdown]
 # **What you should see.** Where two seeds of one method lie further apart than two methods, the order of these methods
-# is not known, whatever the decimals say. In the demo that is so for most of them.
-#
+# is not known, whatever the decimals say.
+
+# %% [markdown] tags=["lesson"]
+# In the demo that is so for most of them.
+
+# %% [markdown]
 # ## 7 · The paper next to ours
 #
 # For data the paper has: its number, ours, the difference, and whether our interval holds the paper's rounded number.
@@ -237,8 +243,11 @@ for data, part in done.groupby("data", sort=False):
 # %% [markdown]
 # **What you should see.** The title names the parameter whose values lie furthest apart on average. If that is the
 # seed, the sweep says nothing yet. Effective heads and their cosine tell how a method got there: near one head in use
-# is a collapse, a cosine near one are heads that say the same. In the demo some trainings with a hard rule end with a
-# single head in use and no BACH training does; some of these single heads rank no worse than the others.
+# is a collapse, a cosine near one are heads that say the same.
+
+# %% [markdown] tags=["lesson"]
+# In the demo some trainings with a hard rule end with a single head in use and no BACH training does; some of these
+# single heads rank no worse than the others.
 #
 # ## Exercises
 #
@@ -286,6 +295,6 @@ record(
     },
 )
 
-# %% [markdown]
-# **Next:** [`10_speed`](10_speed.ipynb) for what a training and a slate cost; [`single`](single.ipynb) is what ran for
-# each point.
+# %% [markdown] tags=["lesson"]
+# **Next:** [`single`](single.ipynb) is what ran for each point, [`05_evaluate`](05_evaluate.ipynb) has what is behind
+# the intervals.

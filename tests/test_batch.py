@@ -1,10 +1,14 @@
 """`bach run`: finished stages are used again, the others are run, and the exit code says how it ended."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from commands import bach
+from commands import bach, surroundings
+
+ROOT = Path(__file__).resolve().parent.parent
 
 SMALL = """
 name: small
@@ -60,6 +64,27 @@ def test_finished_stages_are_used_again_and_lost_ones_run_again(ran):
     now = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.ipynb")}
     assert now["01_sphere.ipynb"] == when["01_sphere.ipynb"] and now["single.ipynb"] > when["single.ipynb"]
     assert set(json.loads((folder / "metrics.json").read_text())) == {"01_sphere", "single"}
+
+
+def papermill(*words, place):
+    """By hand, from any folder."""
+    command = [sys.executable, "-m", "papermill", ROOT / "notebooks" / "single.ipynb", "out.ipynb", *words]
+    command += ["-f", ROOT / "params" / "quickstart.yaml", "--no-progress-bar"]
+    around = surroundings(BACH_OUTPUT_DIR=place / "o")
+    return subprocess.run([str(word) for word in command], cwd=place, env=around, capture_output=True, text=True)
+
+
+def test_papermill_by_hand(tmp_path):
+    done = papermill("-p", "k", 4, "-p", "n_users", 120, "-p", "epochs", 1, "-p", "d", 4, place=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "o" / "runs").iterdir()
+    assert folder.name.startswith("p-bach-planted-k4-s0-") and (tmp_path / "out.ipynb").exists()
+    assert 0 < json.loads((folder / "evaluation-test.json").read_text())["means"]["AUPRC"] < 1
+
+
+def test_papermill_with_a_parameter_that_is_none(tmp_path):
+    done = papermill("-p", "n_user", 120, place=tmp_path)
+    assert done.returncode != 0 and "n_user: not a parameter; did you mean 'n_users'?" in done.stderr
 
 
 def test_a_failed_stage_keeps_its_notebook_and_the_exit_code_says_so(ran):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -34,7 +35,7 @@ name: tiny-sweep
 base: [tiny.yaml]
 grid:
   method: [all-multihead, p-bach]
-  k: [2, 4]
+  seed: [0, 1]
 layout: matched
 """
 
@@ -124,17 +125,20 @@ def test_no_scheduler_is_a_message(place):
     assert done.returncode == 2 and "no Dask scheduler answers at tcp://127.0.0.1:9" in done.stderr
 
 
-def test_the_report_has_the_table_and_intervals(killed_and_resumed, place):
-    done = bach("report", place / "sweep.yaml", BACH_OUTPUT_DIR=killed_and_resumed)
+def test_the_report_has_the_table_and_intervals(killed_and_resumed):
+    """By the name that `bach sweep` tells at its end: the situation beside the sweep's file is still found."""
+    (folder,) = (killed_and_resumed / "sweeps").glob("tiny-sweep-*")
+    done = bach("report", folder.name, BACH_OUTPUT_DIR=killed_and_resumed)
     assert done.returncode == 0, done.stderr
     page = Path(done.stdout.strip().removeprefix("→ ")).read_text()
-    assert "all-multihead" in page and "p-bach" in page and "±" in page
+    assert "all-multihead" in page and "4 of 4 have results" in page
+    assert "seeds per cell: 2." in page and re.search(r"0\.\d{4}(</b>)? ±0\.\d{4}", page)
 
 
 def test_a_run_that_fails_is_told_and_the_others_are_done(place):
     outputs = place / "failing"
     (place / "failing.yaml").write_text(
-        GRID.replace("[all-multihead, p-bach]", "[mostpop, p-bach]").replace("k: [2, 4]", "learning_rate: [1.0e+30]")
+        GRID.replace("[all-multihead, p-bach]", "[mostpop, p-bach]").replace("seed: [0, 1]", "learning_rate: [1.0e+30]")
     )
     done = bach("sweep", place / "failing.yaml", BACH_OUTPUT_DIR=outputs)
     assert done.returncode == 1

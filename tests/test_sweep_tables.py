@@ -10,7 +10,8 @@ from bachlib.evaluate import Evaluation, sweeps
 from bachlib.evaluate.statistics import paired_bootstrap, permutation_test
 from bachlib.records import output_dir, read_json
 from bachlib.show import plots
-from bachlib.sweep import has_results, is_sweep, perform_here, read_sweep, record_of, report_sweep, results
+from bachlib.sweep import has_results, is_sweep, perform_here, read_sweep, record_of, results
+from bachlib.sweep_report import report_sweep
 
 PROTOCOL = {
     "data": "toy", "content_hash": "a1", "split": "test", "users": {"n": 200, "which": "all", "hash": "h"},
@@ -176,7 +177,9 @@ def test_figures_of_a_sweep_say_what_is_in_them():
     axes = lines.data[0].dimensions
     assert [axis.label for axis in axes] == ["method", "k", "seed", "AUPRC"], "no key with one value, no gaps"
     assert list(axes[1].ticktext) == ["1", "4", "8"] and list(np.round(axes[1].values)) == [1, 2, 2, 0]
-    assert lines.layout.title.text.startswith("AUPRC moves most with k: from 0.1 (4) to 0.6 (1)")
+    assert lines.layout.title.text.startswith(
+        "AUPRC moves most with k, least with method<br>from 0.1 (4) to 0.6 (1) on"
+    )
 
 
 # --------------------------------------------------------------------------------------------- a sweep in its folders
@@ -246,6 +249,7 @@ def test_the_report_lists_what_failed_and_trains_nothing(sweep):
     assert path.parent.parent == output_dir("sweeps") and path.name == "report.html" and is_sweep(path.parent)
     assert "training diverged" in page and "/log.txt" in page and "1 failed, 3 missing" in page
     assert "One seed: of another training nothing is said." in page and "2 of 6 have results" in page
+    assert "<h1" in page and "partly" in page.split("<h1")[1][:200] and "Exercises" not in page, "a report is no lesson"
     assert page.count("* plotly.js v") == 1 and 'src="' not in page.split("<main>")[1] and "<title>partly" in page
     assert {path.name for path in output_dir("runs").iterdir()} == before
     noted = read_json(path.parent / "metrics.json")["09_sweep_report"]

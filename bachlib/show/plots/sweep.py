@@ -177,8 +177,6 @@ def _mover(table: pd.DataFrame, metric: str, keys: Sequence[str]) -> str:
     apart = {key: of.max() - of.min() for key, of in means.items()}
     most = max(apart, key=apart.get)
     of = means[most]
-    text = f"{metric} moves most with {most}: from {of.min():.3g} ({of.idxmin()}) to {of.max():.3g} ({of.idxmax()})"
-    if len(apart) == 1:
-        return label(text, 100)
-    least = min(apart, key=apart.get)
-    return f"{label(text, 100)}<br>on average, and least with {label(least)} (by {apart[least]:.2g})"
+    least = f", least with {label(min(apart, key=apart.get))}" if len(apart) > 1 else ""
+    between = f"from {of.min():.3g} ({label(of.idxmin())}) to {of.max():.3g} ({label(of.idxmax())}) on average"
+    return f"{metric} moves most with {label(most)}{least}<br>{between}"
