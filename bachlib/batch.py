@@ -184,8 +184,11 @@ def _clear(folder: Path, keep: dict[str, Any]) -> None:
 # ------------------------------------------------------------------------------------------------------- execution
 
 
-def execute(source: Path, target: Path, values: dict[str, Any]) -> None:
-    """Run one notebook with papermill; a kernel that is lost gets a second one, a cell that fails is a clear error."""
+def execute(source: Path, target: Path, values: dict[str, Any], cwd: Path | None = None) -> None:
+    """Run one notebook with papermill; a kernel that is lost gets a second one, a cell that fails is a clear error.
+
+    `cwd`: where the kernel stands [default: the folder of the notebooks].
+    """
     bar = {"desc": source.stem, "bar_format": "{desc:<16} {n_fmt:>3}/{total_fmt} cells  {elapsed}"}
     logging.getLogger("papermill").setLevel(logging.ERROR)  # it warns of parameters that the situation has checked
     for last in (False, True):
@@ -195,7 +198,7 @@ def execute(source: Path, target: Path, values: dict[str, Any]) -> None:
                 str(target),
                 parameters=values,
                 kernel_name="python3",
-                cwd=str(notebook_folder()),
+                cwd=str(cwd or notebook_folder()),
                 progress_bar=bar if sys.stderr.isatty() else False,
                 store_widget_state=False,
                 extra_arguments=["--log-level=ERROR"],  # ipykernel warns at every start that it talks over TCP

@@ -257,6 +257,9 @@ def doctor() -> None:
 
 def main() -> None:
     """Errors a user can mend are a message, not a traceback."""
+    for name in {"BACH_OUTPUT_DIR", "BACH_DATA_DIR"} & os.environ.keys():  # kernels run in another folder
+        if os.environ[name]:
+            os.environ[name] = str(Path(os.environ[name]).expanduser().resolve())
     try:
         app()
     except BachError as error:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import suppress
 from functools import lru_cache
 from statistics import median
 
 import numpy as np
+from pydantic import ValidationError
 from threadpoolctl import threadpool_limits
 
 from bachlib.batch import STATUS
@@ -51,9 +53,11 @@ def _work(p: Situation) -> float:
 def _known(method: str, data: str) -> list[tuple[dict, Situation]]:
     found = []
     for path in output_dir("runs").glob(f"{method}-*/{STATUS}"):
-        noted = read_json(path).get("notebooks", {}).get(SINGLE)
-        if noted and data_name(p := Situation(**noted["values"])) == data:
-            found.append((noted, p))
+        noted = read_json(path).get("notebooks", {}).get(SINGLE, {})
+        with suppress(KeyError, ValidationError):  # trained in somebody's kernel, or by older code
+            p = Situation(**noted["values"])
+            if p.method == method and data_name(p) == data:
+                found.append((noted, p))
     return found
 
 

@@ -84,16 +84,14 @@ class Progress:
 
     def left(self) -> str:
         """Time left: what was expected of the rest, corrected by how the finished ones went."""
-        new = list(self.ended.items())[self.before :]
-        took = sum(outcome.seconds for name, outcome in new if outcome.status == "done")
-        hoped = sum(self.expected(name) for name, outcome in new if outcome.status == "done")
-        factor = took / hoped if hoped else 1.0
-        rest = sum(
-            max(1.0, factor * self.expected(point.name) - self._since(point.name))
-            for point in self.points
-            if point.name not in self.ended
-        )
-        return f"about {spoken(rest / self.limit)} left" if rest else "nothing left"
+        new = [(name, outcome) for name, outcome in list(self.ended.items())[self.before :] if outcome.status == "done"]
+        took, hoped = sum(outcome.seconds for _, outcome in new), sum(self.expected(name) for name, _ in new)
+        factor = took / hoped if hoped > 0 else 1.0
+        waiting = [point.name for point in self.points if point.name not in self.ended]
+        rest = [factor * self.expected(name) - self._since(name) for name in waiting]
+        if any(math.isnan(seconds) for seconds in rest):
+            return "nobody knows how much is left"
+        return f"about {spoken(sum(max(1.0, s) for s in rest) / self.limit)} left" if rest else "nothing left"
 
     def expected(self, name: str) -> float:
         """Asked again as long as nobody knows: after the first run the data is prepared."""
@@ -108,14 +106,17 @@ class Progress:
         counts = Counter(outcome.status for outcome in self.ended.values())
         waiting = len(self.points) - len(self.ended) - len(self.running)
         head = f"{counts['done']} done · {len(self.running)} running · {counts['failed']} failed · {waiting} waiting"
-        shown = [(point, *self._row(point.name)) for point in self.points]
-        rank = {"failed": 0, "running": 1, "done": 2, "waiting": 3}
-        rows = sorted(shown, key=lambda row: rank[row[1]])[:SHOWN]
+        running, failed, done, waits = ([] for _ in range(4))
+        kinds = {"running": running, "failed": failed, "done": done, "waiting": waits}
+        for name in [*self.ended, *(point.name for point in self.points if point.name not in self.ended)]:
+            status, said = self._row(name)
+            kinds[status].append((name, status, said))
+        rows = [*running, *failed[-SHOWN // 2 :], *reversed(done), *waits][:SHOWN]
         table = Table(box=None, pad_edge=False)
         for column in ("run", "status", "time"):
             table.add_column(column)
-        for point, status, said in rows:
-            table.add_row(point.name, status, said)
+        for row in rows:
+            table.add_row(*row)
         return Group(Text(f"{head} · {self.left()}"), table)
 
     def _row(self, name: str) -> tuple[str, str]:

@@ -156,8 +156,12 @@ def here(workers: int) -> Iterator[tuple[Executor, int]]:
 def on_dask(address: str) -> Iterator[tuple[Executor, int]]:
     """A cluster, and how many runs it takes at a time: as many as its workers have threads."""
     from distributed import Client
+    from distributed.comm import parse_address, parse_host_port
+    from distributed.comm.registry import get_backend
 
     try:
+        scheme, place = parse_address(address)
+        get_backend(scheme), parse_host_port(place)  # a client that never was leaves a traceback behind
         client = Client(address, timeout="5s", set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
         raise BachError(f"no Dask scheduler answers at {address}: {error}") from None

@@ -100,11 +100,26 @@ def whole_folder(target: Path) -> Iterator[Path]:
 @contextmanager
 def only_one(target: Path) -> Iterator[None]:
     """Wait until no other process is making `target`. (Where files cannot be locked, nobody waits.)"""
-    name = hashlib.sha256(str(target).encode()).hexdigest()[:16]
-    with (Path(tempfile.gettempdir()) / f"bach-{name}.lock").open("w") as lock:
+    with _lock_of(target).open("w") as lock:
         if fcntl:
             fcntl.flock(lock, fcntl.LOCK_EX)  # goes with the process, also when it is killed
         yield
+
+
+def in_progress(target: Path) -> bool:
+    """Is a process of this machine making `target`, inside `only_one`?"""
+    with _lock_of(target).open("w") as lock:
+        try:
+            if fcntl:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _lock_of(target: Path) -> Path:
+    name = hashlib.sha256(str(target).encode()).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"bach-{name}.lock"
 
 
 def _sweep_partials(target: Path) -> None:

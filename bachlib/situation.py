@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import yaml
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from bachlib import BachError
 from bachlib.data.sources import SOURCES
@@ -27,6 +27,8 @@ class Situation(TrainParams, ModelParams, PrepareParams, WorldParams):
     """Every parameter by one name. Where two parts call something alike: `seed` is of weights and training, `data_seed`
     of the draw of users and of the planted world; `d` and `width` are the model's, `world_d` and `world_width` the
     planted world's."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
     name: str = Field("mine", pattern=r"^[\w][\w.-]*$", description="what folders of results are called")
     notebooks: list[str] = Field(CHAIN, min_length=1, description="what `bach run` executes, in this order")
@@ -60,11 +62,11 @@ class Situation(TrainParams, ModelParams, PrepareParams, WorldParams):
 def _impossible(p: Situation) -> Iterator[str]:
     """What no single parameter can know."""
     if p.method not in METHODS:
-        yield f"method: there is no {p.method!r}{_nearest(p.method, METHODS)}; there are {', '.join(METHODS)}"
+        yield f"method: there is no {p.method!r}{nearest(p.method, METHODS)}; there are {', '.join(METHODS)}"
     elif p.kernel is not None and METHODS[p.method].kernel is None:
         yield f"kernel: {p.kernel!r} cannot go with method {p.method!r}, which has no kernel; only the BACH methods do"
     if p.source not in SOURCES:
-        yield f"source: there is no {p.source!r}{_nearest(p.source, SOURCES)}; there are {', '.join(SOURCES)}"
+        yield f"source: there is no {p.source!r}{nearest(p.source, SOURCES)}; there are {', '.join(SOURCES)}"
     own = p.source in ("csv", "parquet")
     if own and p.path is None:
         yield f"path: source {p.source!r} is a log of your own: say where it is"
@@ -78,10 +80,11 @@ def _impossible(p: Situation) -> Iterator[str]:
         yield f"d: PureSVD of rank {p.d} needs more users and items than that; n_users {p.n_users}, n_items {p.n_items}"
     for name in p.notebooks if "notebooks" in p.model_fields_set else []:
         if name not in notebook_names():
-            yield f"notebooks: there is no {name!r}{_nearest(name, notebook_names())}"
+            yield f"notebooks: there is no {name!r}{nearest(name, notebook_names())}"
 
 
-def _nearest(name: str, known: Any) -> str:
+def nearest(name: str, known: Any) -> str:
+    """A hint for an error: the most similar of the known names, if there is one."""
     near = difflib.get_close_matches(name, list(known), 1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else ""
 
@@ -90,17 +93,29 @@ def _nearest(name: str, known: Any) -> str:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML file that should hold a table of keys."""
-    if not path.exists():
+    """A YAML file that should hold a table of keys, each once."""
+    if not path.is_file():
         there = ", ".join(sorted(p.name for p in path.parent.glob("*.yaml")))
         raise BachError(f"{path} does not exist; there are {there or 'none'}")
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+        values = yaml.load(path.read_text(encoding="utf-8"), _EachOnce)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise BachError(f"{path} is not YAML: {error}") from None
     if not isinstance(values, dict):
         raise BachError(f"{path} should hold lines of `key: value` and holds {type(values).__name__}")
     return values
+
+
+class _EachOnce(yaml.SafeLoader):
+    """YAML takes the last of two equal keys without a word; in a long file that is a forgotten line."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is there twice", key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
 def situation(values: dict[str, Any], where: str) -> Situation:
@@ -114,7 +129,7 @@ P = TypeVar("P", bound=Params)
 def checked(model: type[P], values: dict[str, Any], where: str) -> P:
     """`validated`, and for a key that is none the nearest one."""
     if wrong := [str(key) for key in values if key not in model.model_fields]:
-        told = [f"  {key}: not a parameter{_nearest(key, model.model_fields)}" for key in wrong]
+        told = [f"  {key}: not a parameter{nearest(key, model.model_fields)}" for key in wrong]
         raise BachError(f"{where}: wrong parameters\n" + "\n".join(told))
     return validated(model, values, where)
 
@@ -122,13 +137,20 @@ def checked(model: type[P], values: dict[str, Any], where: str) -> P:
 def read_situation(path: str | Path, more: dict[str, Any] | None = None) -> Situation:
     """A file of `params/`, or its name without .yaml; `more` replaces what it says."""
     path = Path(path)
-    if not path.suffix and not path.exists():
+    if not path.suffix and not path.is_file():
         path = project_root() / "params" / f"{path}.yaml"
     values = {"name": path.stem, **read_yaml(path), **(more or {})}
-    if isinstance(values.get("path"), str):  # notebooks run in another folder than this one
-        log = Path(values["path"]).expanduser()
-        values["path"] = str((log if log.exists() else path.parent / log).resolve())
+    if isinstance(values.get("path"), str):
+        values["path"] = log_at(values["path"], path)
     return situation(values, str(path))
+
+
+def log_at(log: str, file: Path) -> str:
+    """A log that a file names, from where one stands or beside that file; notebooks run in another folder."""
+    for place in (Path(log).expanduser(), file.parent / log):
+        if place.exists():
+            return str(place.resolve())
+    raise BachError(f"{file}: path: {log} does not exist, neither here nor beside the file")
 
 
 def given(words: list[str]) -> dict[str, Any]:
@@ -136,7 +158,10 @@ def given(words: list[str]) -> dict[str, Any]:
     for word in words:
         if "=" not in word:
             raise BachError(f"--set {word}: should be name=value")
-    return {name: yaml.safe_load(value) for name, _, value in (word.partition("=") for word in words)}
+    try:
+        return {name: yaml.safe_load(value) for name, _, value in (word.partition("=") for word in words)}
+    except yaml.YAMLError as error:
+        raise BachError(f"--set {' '.join(words)}: a value is not YAML: {error}") from None
 
 
 def notebook_folder() -> Path:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -27,10 +27,12 @@ from pydantic import Field
 from bachlib import BachError
 from bachlib.batch import METRICS, STATUS, environment, folder_of, is_finished
 from bachlib.evaluate import Evaluation, diagnostics, evaluate
-from bachlib.params import Params
+from bachlib.model.methods import METHODS
+from bachlib.params import ModelParams, Params, PrepareParams, TrainParams, WorldParams
 from bachlib.records import (
     RUN_DIR,
     canonical_json,
+    in_progress,
     output_dir,
     project_root,
     read_json,
@@ -38,10 +40,13 @@ from bachlib.records import (
     short_hash,
     write_text,
 )
-from bachlib.situation import SINGLE, Situation, checked, read_situation, read_yaml
+from bachlib.situation import SINGLE, Situation, checked, log_at, nearest, read_situation, read_yaml
 from bachlib.workbook import data_name, heads_of, label, prepared, run_name, trained
 
 FILE = "sweep.yaml"
+AXES = {*ModelParams.model_fields, *TrainParams.model_fields} - {"seed", "device", "checkpoint_seconds"}
+VARIES = AXES | {*PrepareParams.model_fields, *WorldParams.model_fields}  # what makes another training
+VARIES |= {"method", "source", "path", "data_seed", "world_d", "world_width"}
 
 
 class SweepFile(Params):
@@ -93,16 +98,31 @@ def read_sweep(path: str | Path, *, base: list[str] | None = None, more: dict[st
     """A sweep from its file, its name in params/sweeps, or its folder in outputs/sweeps; every point is checked."""
     path = found_at(Path(path))
     values = read_yaml(path)
-    values["set"] = {**(values.get("set") or {}), **(more or {})}
+    if isinstance(values.get("set") or {}, dict):
+        values["set"] = {**(values.get("set") or {}), **(more or {})}
     values["base"] = base or values.get("base")
     file = checked(SweepFile, {"name": path.stem, **values}, str(path))
     file = file.model_copy(update={"base": [_beside(one, path) for one in file.base]})
-    for key, listed in file.grid.items():
-        if key in file.set and key in (more or {}):
-            raise BachError(f"{path}: {key} is in the grid; it cannot be set to {file.set[key]!r} for all points")
-        if not listed:
-            raise BachError(f"{path}: grid: {key} should have at least one value")
+    for problem in _impossible(file):
+        raise BachError(f"{path}: {problem}")
+    if isinstance(file.set.get("path"), str):
+        file.set["path"] = log_at(file.set["path"], path)
     return Sweep(file, expand(file, path))
+
+
+def _impossible(file: SweepFile) -> Iterator[str]:
+    """What a file of a sweep cannot mean."""
+    for key, listed in file.grid.items():
+        if key in file.set:
+            yield f"{key} is in the grid; it cannot be set to {file.set[key]!r} for all points"
+        if not listed:
+            yield f"grid: {key} should have at least one value"
+        if key in Situation.model_fields and key not in VARIES:
+            yield f"grid: {key} does not change a training{nearest(key, VARIES)}"
+    if file.baseline not in METHODS:
+        yield f"baseline: there is no {file.baseline!r}{nearest(file.baseline, METHODS)}"
+    if file.axis not in AXES:
+        yield f"axis: {file.axis!r} is no parameter of a model or a training{nearest(file.axis, AXES)}"
 
 
 def found_at(path: Path) -> Path:
@@ -142,7 +162,8 @@ def expand(file: SweepFile, path: Path) -> list[Point]:
                 told = ", ".join(f"{key} = {value}" for key, value in where.items())
                 raise BachError(f"{path}, at {told}: {error}") from None
             p = p.model_copy(update={"k": heads_of(p), "name": run_name(p)})
-            points.setdefault(p.name, Point(p, {"data": label(p), **where} | ({"k": p.k} if "k" in where else {})))
+            several = {"situation": Path(base).stem} if len(file.base) > 1 else {}
+            points.setdefault(p.name, Point(p, {"data": label(p), **several} | {key: getattr(p, key) for key in where}))
     return list(points.values())
 
 
@@ -172,6 +193,8 @@ def state(point: Point) -> State:
     noted = read_json(point.folder / STATUS)
     if noted.get("status") == "done":  # of older code or another notebook
         return State("new")
+    if noted.get("status") == "running" and not in_progress(point.folder / STATUS):  # killed
+        return State("stopped")
     return State(noted.get("status", "new"), None, noted.get("error"))
 
 
@@ -183,9 +206,17 @@ def record_of(point: Point) -> dict[str, Any]:
 
 
 def has_results(point: Point) -> bool:
-    """Trained to its end and evaluated: by `bach sweep`, or in somebody's kernel (`perform_here`)."""
+    """Trained to its end and evaluated: by `bach sweep`, or in somebody's kernel (`perform_here`); on the data as it is
+    now, for as many users as asked for."""
     ended = read_json(point.folder / "run.json").get("status") == "finished"
-    return ended and (point.folder / "evaluation-test.json").exists()
+    if not ended or not (point.folder / "evaluation-test.json").exists():
+        return False
+    protocol = read_json(point.folder / "evaluation-test.json").get("protocol")
+    data = read_json(output_dir("data", data_name(point.p), "meta.json"))
+    if not protocol or not data:  # damaged, which loading tells, or the data is gone
+        return True
+    users = min(point.p.max_eval, data["counts"]["users"])
+    return (protocol["content_hash"], protocol["users"]["n"]) == (data["content_hash"], users)
 
 
 def perform_here(point: Point) -> dict[str, Any]:
@@ -222,14 +253,15 @@ def results(points: Sequence[Point]) -> tuple[pd.DataFrame, dict[str, Evaluation
         status, error = "missing" if now.status == "new" else now.status, now.error
         try:
             if has_results(point):
-                status, found[point.name] = "done", Evaluation.load(point.folder)
+                status, error, found[point.name] = "done", None, Evaluation.load(point.folder)
         except BachError as damaged:
             status, error = "failed", str(damaged)
         log = f"runs/{point.name}/log.txt" if (point.folder / "log.txt").exists() else None
         told = {"status": status, "seconds": noted.get("notebooks", {}).get(SINGLE, {}).get("seconds")}
         told |= {"error": error, "log": log}
         means = found[point.name].means | record_of(point) if point.name in found else {}
-        rows[point.name] = {**point.where, "data": data, "method": point.p.method, **told, **means}
+        where = {key: "none" if value is None else value for key, value in point.where.items()}
+        rows[point.name] = {**where, "data": data, "method": point.p.method, **told, **means}
     table = pd.DataFrame.from_dict(rows, orient="index")
     return table[[*dict.fromkeys(["data", "method", *table.columns])]], found
 

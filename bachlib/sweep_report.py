@@ -31,7 +31,8 @@ def report_sweep(path: str | Path) -> Path:
     folder = place.parent if place.name == FILE else keep(sweep)
     executed = folder / f"{REPORT}.ipynb"
     with environment(**{RUN_DIR: str(folder)}):
-        execute(notebook_folder() / executed.name, executed, {"sweep": str(place), "complete": False})
+        values = {"sweep": str(place), "complete": False}
+        execute(notebook_folder() / executed.name, executed, values, cwd=Path.cwd())  # so that paths mean the same
     with tempfile.TemporaryDirectory() as aside:
         nbformat.write(as_report(nbformat.read(executed, as_version=4), sweep.file), Path(aside) / executed.name)
         write_pages(Path(aside))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import re
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from bachlib.data import Dataset, planted, prepare
 from bachlib.data.download import locate
 from bachlib.model.methods import METHODS, build
 from bachlib.params import ModelParams, PrepareParams, TrainParams, WorldParams
-from bachlib.records import only_one, output_dir, short_hash
+from bachlib.records import only_one, output_dir, read_json, short_hash
 from bachlib.situation import Situation, part, situation
 from bachlib.train import Run, fit
 
@@ -100,8 +101,8 @@ def data_name(p: Situation) -> str:
 
 
 def label(p: Situation) -> str:
-    """What the data is called: its source, or the file of a log of your own."""
-    return Path(p.path).stem if p.source in ("csv", "parquet") else p.source
+    """What the data is called: its source, or the file of a log of your own, without what is odd in a folder's name."""
+    return re.sub(r"[^\w.-]+", "-", Path(p.path).stem) if p.source in ("csv", "parquet") else p.source
 
 
 def trained(
@@ -109,15 +110,20 @@ def trained(
 ) -> Run:
     """The training of a method in this situation, finished; `more`: `quiet`, or other parameters than the situation's.
 
-    It goes on where it was stopped. Two who ask for the same training wait for each other.
+    It goes on where it was stopped. Two who ask for the same training wait for each other. Where the log has changed
+    since, it is trained anew.
     """
     quiet = more.pop("quiet", True)
     p = p.model_copy(update={"method": method, "k": p.k if k is None else k, "seed": p.seed if seed is None else seed})
+    if METHODS[method].kernel is None:
+        p = p.model_copy(update={"kernel": None})
     p = situation(p.model_dump(exclude_unset=True) | more, f"training {method}")
     folder = output_dir("runs", run_name(p, dataset))
     with only_one(folder):
         model = build(method, dataset, **part(p, ModelParams, k=heads_of(p)))
-        run = fit(model, dataset, part(p, TrainParams), folder, quiet=quiet)
+        trained_on = read_json(folder / "run.json").get("identity", {}).get("data", {}).get("content_hash")
+        other_log = trained_on not in (None, dataset.meta["content_hash"])
+        run = fit(model, dataset, part(p, TrainParams), folder, fresh=other_log, quiet=quiet)
     if run.status != "finished":
         raise BachError(f"the training in {folder} is {run.status}: the same call goes on with it")
     return run

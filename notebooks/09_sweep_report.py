@@ -80,7 +80,7 @@ runs.groupby(["data", "method", "status"], sort=False).size().unstack(fill_value
 # %%
 failed = runs[runs["error"].notna()]
 for name, row in failed.iterrows():
-    log = f"outputs/{row['log']}" if row["log"] else "none, it ran in a notebook"
+    log = f"{row['log']} in the outputs folder" if row["log"] else "none, it ran in a notebook"
     print(f"{name}: {row['status']}\n{row['error']}\nlog: {log}\n")
 missing = runs.index[~runs["status"].isin(["done", "failed"])]
 if len(missing):
@@ -167,7 +167,7 @@ for data, made in along.items():
 # of it: it then speaks of these trained models on other users only.
 
 # %%
-keys = [key for key in runs.columns if key in {"data", "method", *file.grid}]
+keys = [key for key in runs.columns if key in {"data", "situation", "method", *file.grid}]
 apart = [key for key in keys if key != "seed"]
 if len(done):
     spread = done.groupby([done[key].astype(str) for key in apart], sort=False)["AUPRC"].agg(["count", "min", "max"])

@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 from commands import bach, surroundings
+from logs import random_events, write_movielens_csv
+
+from bachlib.situation import Situation
+from bachlib.workbook import prepared, trained
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -36,6 +40,18 @@ def ran(tmp_path_factory):
     done = bach("run", place / "small.yaml", BACH_OUTPUT_DIR=place / "o")
     assert done.returncode == 0, done.stderr
     return place, Path(done.stdout.strip().rsplit(" ", 1)[1]).parent
+
+
+def test_a_log_that_has_changed_is_trained_on_anew(tmp_path):
+    columns = {"user": "userId", "item": "movieId", "time": "timestamp"}
+    log = write_movielens_csv(tmp_path / "my log.csv", random_events(1, n=4_000))
+    p = Situation(source="csv", path=str(log), columns=columns, min_items=31, k=2, d=4, epochs=1, n_negatives=8)
+    first = trained("all-multihead", prepared(p), p.model_copy(update={"kernel": "von-mises-fisher"}))
+    assert trained("all-multihead", prepared(p), p).about == first.about, "opened; it has no kernel"
+    write_movielens_csv(log, random_events(2, n=4_000))
+    second = trained("all-multihead", prepared(p), p)
+    assert second.folder == first.folder and second.status == "finished"
+    assert second.about["identity"]["data"] != first.about["identity"]["data"]
 
 
 def status(folder):

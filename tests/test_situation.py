@@ -119,6 +119,9 @@ def test_tables_have_a_sweep_each():
         ("{columns: {user: a, item: b, time: c}}", "columns: source 'planted' has its own"),
         ("{n_items: 50, d: 64}", "d: PureSVD of rank 64 needs more users and items"),
         ("notebooks: [04_trian]", "notebooks: there is no '04_trian'; did you mean '04_train'?"),
+        ("k: 4\nd: 8\nk: 8", "'k' is there twice"),
+        ("learning_rate: .inf", "learning_rate: Input should be a finite number, got inf"),
+        ("{source: csv, path: nope.csv}", "path: nope.csv does not exist, neither here nor beside the file"),
         ("[1]", "should hold lines of `key: value`"),
         ("name: [", "is not YAML"),
     ],
@@ -139,6 +142,14 @@ def test_a_wrong_file_is_refused_and_named(tmp_path, text, said):
         ("base: [quickstart]\ngrid: {k: []}", "grid: k should have at least one value"),
         ("base: [quickstrat]\ngrid: {k: [4]}", "quickstrat.yaml does not exist; there are"),
         ("base: [quickstart]\ngird: {k: [4]}", "gird: not a parameter; did you mean 'grid'?"),
+        ("base: [quickstart]\ngrid: {seeds: [1, 2]}", "grid: seeds does not change a training; did you mean 'seed'?"),
+        ("base: [quickstart]\ngrid: {k: [4]}\nset: {k: 3}", "k is in the grid; it cannot be set to 3"),
+        ("base: [quickstart]\ngrid: {k: [4]}\nset: [1]", "set: Input should be a valid dictionary"),
+        ("base: [quickstart]\ngrid: {k: [4]}\naxis: kk", "axis: 'kk' is no parameter of a model or a training"),
+        (
+            "base: [quickstart]\ngrid: {k: [4]}\nbaseline: p-bch",
+            "baseline: there is no 'p-bch'; did you mean 'p-bach'?",
+        ),
     ],
 )
 def test_a_wrong_sweep_is_refused_before_anything_runs(tmp_path, text, said):
@@ -162,6 +173,8 @@ def test_words_of_the_command_line():
     }  # fmt: skip
     with pytest.raises(BachError, match="--set k: should be name=value"):
         given(["k"])
+    with pytest.raises(BachError, match="a value is not YAML"):
+        given(["k=["])
     done = bach("run", "quickstart", "--set", "n_user=3")
     assert done.returncode == 2 and "did you mean 'n_users'?" in done.stderr and "quickstart.yaml" in done.stderr
 
@@ -254,6 +267,25 @@ def test_a_situation_survives_its_file(tmp_path):
     (tmp_path / "params.yaml").write_text(as_yaml(p))
     again = read_situation(tmp_path / "params.yaml")
     assert again == p and run_name(again) == run_name(p)
+
+
+def test_other_files_that_are_none(tmp_path, monkeypatch):
+    (tmp_path / "latin.yaml").write_bytes("name: café".encode("latin-1"))
+    with pytest.raises(BachError, match="is not YAML"):
+        read_situation(tmp_path / "latin.yaml")
+    (tmp_path / "quickstart").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert read_situation("quickstart").name == "quickstart", "a folder of that name is in nobody's way"
+
+
+def test_a_log_with_an_odd_name_gives_a_folder_with_a_plain_one(tmp_path):
+    (tmp_path / "ratings (1).csv").write_text("x")
+    text = "source: csv\npath: ratings (1).csv\ncolumns: {user: u, item: i, time: t}"
+    (tmp_path / "mine.yaml").write_text(text)
+    (tmp_path / "sweep.yaml").write_text("base: [mine.yaml]\ngrid: {k: [4]}")
+    (point,) = read_sweep(tmp_path / "sweep.yaml").points
+    assert point.name.startswith("p-bach-ratings-1--k4-s0-")
+    assert situation(point.p.model_dump(exclude_unset=True), "again") == point.p
 
 
 def test_a_path_is_found_from_where_one_stands_or_beside_the_file(tmp_path, monkeypatch):

@@ -1,17 +1,20 @@
 """The tables and the report of a sweep: who meets whom in a row, what the paper says beside it, what is missing."""
 
+import shutil
+
 import numpy as np
 import pandas as pd
 import pytest
 
-from bachlib import BachError
+from bachlib import BachError, estimate
 from bachlib.batch import STATUS
 from bachlib.evaluate import Evaluation, sweeps
 from bachlib.evaluate.statistics import paired_bootstrap, permutation_test
-from bachlib.records import output_dir, read_json
+from bachlib.records import only_one, output_dir, read_json, write_text
 from bachlib.show import plots
-from bachlib.sweep import has_results, is_sweep, perform_here, read_sweep, record_of, results
+from bachlib.sweep import has_results, is_sweep, perform_here, read_sweep, record_of, results, state
 from bachlib.sweep_report import report_sweep
+from bachlib.workbook import data_name
 
 PROTOCOL = {
     "data": "toy", "content_hash": "a1", "split": "test", "users": {"n": 200, "which": "all", "hash": "h"},
@@ -177,9 +180,7 @@ def test_figures_of_a_sweep_say_what_is_in_them():
     axes = lines.data[0].dimensions
     assert [axis.label for axis in axes] == ["method", "k", "seed", "AUPRC"], "no key with one value, no gaps"
     assert list(axes[1].ticktext) == ["1", "4", "8"] and list(np.round(axes[1].values)) == [1, 2, 2, 0]
-    assert lines.layout.title.text.startswith(
-        "AUPRC moves most with k, least with method<br>from 0.1 (4) to 0.6 (1) on"
-    )
+    assert lines.layout.title.text.startswith("AUPRC moves most with k, least with seed<br>from 0.1 (4) to 0.6 (1) on")
 
 
 # --------------------------------------------------------------------------------------------- a sweep in its folders
@@ -231,6 +232,29 @@ def test_a_training_that_was_not_evaluated_has_no_results(sweep):
     assert results([point])[0]["status"].item() == "failed" and "damaged" in results([point])[0]["error"].item()
     kept.write_text(text)
     assert results([point])[0]["status"].item() == "done"
+
+
+def test_results_of_other_data_or_other_users_do_not_count(sweep):
+    point = read_sweep(sweep).points[0]
+    assert has_results(point) and not has_results(point._replace(p=point.p.model_copy(update={"max_eval": 5})))
+    meta = output_dir("data", data_name(point.p), "meta.json")
+    text = meta.read_text()
+    meta.write_text(text.replace(read_json(meta)["content_hash"], "0" * 64))
+    assert not has_results(point), "the log has changed since"
+    meta.write_text(text)
+
+
+def test_a_training_of_a_notebook_is_no_obstacle_to_an_estimate(sweep):
+    assert all(10 <= estimate.seconds(point.p) < 60 for point in read_sweep(sweep).points)
+
+
+def test_a_run_that_was_killed_is_not_running(sweep):
+    point = read_sweep(sweep).points[-1]
+    write_text(point.folder / "status.json", '{"status": "running"}')
+    assert state(point).status == "stopped"
+    with only_one(point.folder / "status.json"):
+        assert state(point).status == "running"
+    shutil.rmtree(point.folder)
 
 
 def test_what_is_a_sweep(sweep):
