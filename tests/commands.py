@@ -13,5 +13,5 @@ def surroundings(**variables):
     return {**os.environ, "COLUMNS": "120", **{name: str(value) for name, value in variables.items()}}
 
 
-def bach(*words, **variables):
-    return subprocess.run(command(*words), capture_output=True, text=True, env=surroundings(**variables))
+def bach(*words, cwd=None, **variables):
+    return subprocess.run(command(*words), capture_output=True, text=True, env=surroundings(**variables), cwd=cwd)

@@ -37,7 +37,7 @@ valid_every: 1
 def ran(tmp_path_factory):
     place = tmp_path_factory.mktemp("batch")
     (place / "small.yaml").write_text(SMALL)
-    done = bach("run", place / "small.yaml", BACH_OUTPUT_DIR=place / "o")
+    done = bach("run", "small.yaml", cwd=place, BACH_OUTPUT_DIR="o")  # kernels stand elsewhere and find the same folder
     assert done.returncode == 0, done.stderr
     return place, Path(done.stdout.strip().rsplit(" ", 1)[1]).parent
 
@@ -59,7 +59,8 @@ def status(folder):
 
 
 def test_a_run_has_everything_in_one_folder(ran):
-    _, folder = ran
+    place, folder = ran
+    assert len([*(place / "o" / "runs").glob("p-bach-planted-*/best.safetensors")]) == 1
     wanted = (
         "01_sphere.ipynb single.ipynb params.yaml metrics.json status.json environment.json report.html single.html"
     )
