@@ -118,7 +118,7 @@ def let_go() -> None:
     """Close the leash of every run of this process and wait until they are gone."""
     with _starting:
         _let_go.set()
-        for process in _running:
+        for process in list(_running):
             process.stdin.close()
     for process in list(_running):
         process.wait(20)
@@ -185,7 +185,7 @@ def through(
     """Send the points through a pool; `tell` hears of each twice: when it is handed over and how it ended.
 
     At most `limit` are handed over at a time, so that what is told as running does run.
-    """  # fmt: skip
+    """
     outcomes: dict[str, Outcome] = {}
     waiting, busy = list(points), {}
     while waiting or busy:

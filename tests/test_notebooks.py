@@ -17,6 +17,8 @@ from bachlib.show.figures import pictures, summary
 from bachlib.situation import notebook_names, read_situation, situation
 
 FORMULAS = {"01_sphere", "02_elbo", "03_data"}  # nothing is trained there
+PERFECT = {"effective interests", "R@50 one vector", "R@50 heads, maximum", "R@50 mixture"}  # nor for these of 00_tour
+FIGURES = {"09_sweep_report": 3, "single": 2, "explorer": 2}  # at least; the others have four and more
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
@@ -103,7 +105,7 @@ def test_the_quickstart_gives_its_numbers(monkeypatch):
     for name, values in expected.items():
         for key, value in values.items():
             # what is trained depends on how a machine rounds; regression.json is the one that is tight
-            loose = 1e-6 if name in FORMULAS else 0.1
+            loose = 1e-6 if name in FORMULAS or key in PERFECT else 0.1
             if metrics[name][key] != (pytest.approx(value, abs=2e-3, rel=loose) if isinstance(value, float) else value):
                 wrong.append(f"{name}: {key} is {metrics[name][key]}, on record {value}")
     assert not wrong, "\n".join(wrong)
@@ -112,7 +114,7 @@ def test_the_quickstart_gives_its_numbers(monkeypatch):
     assert 'id="data-steering"' in report, "06_heads_and_pi hands over a model to steer"
     for name in notebook_names():
         page = (folder / f"{name}.html").read_text()
-        assert f'href="{name}.html"' in report and page.count("Plotly.newPlot") >= 2
+        assert f'href="{name}.html"' in report and page.count("Plotly.newPlot") >= FIGURES.get(name, 4)
         assert "\\mathbf" not in page and "$\\" not in page and "<math" in page, "formulas need a network"
         assert 'src="http' not in page
     assert (folder / "plotly.min.js").stat().st_size > 1e6
