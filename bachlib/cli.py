@@ -76,9 +76,9 @@ def run(
     report: Annotated[bool, typer.Option(help="write pages and the report")] = True,
 ) -> None:
     """Execute the notebooks of a situation in batch; what is finished and unchanged is used again."""
-    from bachlib.batch import run as run_notebooks
-    from bachlib.pool import on_leash
-    from bachlib.situation import given, read_situation
+    from bachlib.experiment.cluster import on_leash
+    from bachlib.experiment.notebooks import run as run_notebooks
+    from bachlib.experiment.settings import given, read_situation
 
     on_leash()
     folder = run_notebooks(read_situation(params, given(set_ or [])), fresh=fresh, report=report)
@@ -96,9 +96,9 @@ def sweep(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would run and about how long")] = False,
 ) -> None:
     """Run a grid of trainings, each in its own process; the same call again goes on where it stopped."""
-    from bachlib import live
-    from bachlib.situation import given
-    from bachlib.sweep import read_sweep
+    from bachlib.experiment import live
+    from bachlib.experiment.settings import given
+    from bachlib.experiment.sweep import read_sweep
 
     chosen = read_sweep(sweep, base=base, more=given(set_ or []))
     if dry_run:
@@ -121,10 +121,10 @@ def report(
     ] = None,
 ) -> None:
     """Write one HTML file about a run, of bach train or bach run, or about a sweep; no network needed to read it."""
+    from bachlib.experiment.report import report_sweep
+    from bachlib.experiment.sweep import is_sweep
     from bachlib.show.report import find_run
     from bachlib.show.report import report as write_report
-    from bachlib.sweep import is_sweep
-    from bachlib.sweep_report import report_sweep
 
     typer.echo(f"→ {report_sweep(run) if is_sweep(run) else write_report(find_run(run), data=data)}")
 
@@ -135,7 +135,7 @@ def sync(
     force: Annotated[bool, typer.Option(help="execute notebooks, changed or not")] = False,
 ) -> None:
     """Bring each notebook in line with its .py and execute those that changed."""
-    from bachlib.notebooks import sync as sync_notebooks
+    from bachlib.experiment.sync import sync as sync_notebooks
 
     executed = sync_notebooks(force, names)
     typer.echo(f"executed {', '.join(executed)}" if executed else "all notebooks are in line and executed")
@@ -144,8 +144,8 @@ def sync(
 @app.command()
 def figures() -> None:
     """Draw the README's pictures anew, from the executed notebooks; needs Chrome or Chromium."""
+    from bachlib.experiment.settings import notebook_folder
     from bachlib.show.figures import write
-    from bachlib.situation import notebook_folder
 
     for path in write(notebook_folder()):
         typer.echo(f"→ {path}")
@@ -227,8 +227,8 @@ def bench(
     ] = None,
 ) -> None:
     """Measure the goals as ratios in one process; the results are kept as JSON."""
-    from bachlib.bench import BENCHES, SHAPES, bench_prepare, save
-    from bachlib.bench_serve import SIZES, benches
+    from bachlib.bench.measure import BENCHES, SHAPES, bench_prepare, save
+    from bachlib.bench.serve import SIZES, benches
 
     if shape is not None and shape not in SHAPES:
         raise BachError(f"--shape {shape}: there are {', '.join(SHAPES)}")
@@ -249,7 +249,7 @@ def bench(
 @app.command()
 def doctor() -> None:
     """Versions, threads, devices, and which optional parts are there."""
-    from bachlib.doctor import findings
+    from bachlib.experiment.doctor import findings
 
     for line in findings():
         typer.echo(line)

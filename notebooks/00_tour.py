@@ -49,11 +49,11 @@ import pandas as pd
 from bachlib import BachError
 from bachlib.data import planted, prepare
 from bachlib.evaluate import diagnostics, evaluate
+from bachlib.experiment.stages import prepared, settings, trained
+from bachlib.files import output_dir, record
 from bachlib.model.sphere import KERNELS
-from bachlib.records import output_dir, record
 from bachlib.serve import Retriever, Steering
 from bachlib.show import plots
-from bachlib.workbook import prepared, settings, trained
 
 p = settings(globals())
 if p.source != "planted":

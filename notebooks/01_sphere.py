@@ -34,10 +34,10 @@ import math
 import torch
 from scipy import integrate
 
+from bachlib.files import record
 from bachlib.model.sphere import KERNELS
-from bachlib.records import record
 from bachlib.show import plots
-from bachlib.show.sphere_explorer import sphere_explorer
+from bachlib.show.explorer.sphere import sphere_explorer
 
 torch.manual_seed(seed)
 ps, vmf = KERNELS["power-spherical"], KERNELS["von-mises-fisher"]

@@ -36,9 +36,9 @@ seed = 0
 import torch
 from torch.nn.functional import normalize
 
+from bachlib.files import record
 from bachlib.model import mixture, routing
 from bachlib.model.sphere import KERNELS
-from bachlib.records import record
 from bachlib.show import plots
 
 torch.manual_seed(seed)

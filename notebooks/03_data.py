@@ -46,11 +46,11 @@ from bachlib.data import Windows, planted
 from bachlib.data.files import find_raw
 from bachlib.data.sources import SOURCES
 from bachlib.evaluate import meaning
+from bachlib.experiment.stages import prepared, raw_log, settings
+from bachlib.files import record
 from bachlib.model.svd import pure_svd
 from bachlib.params import N_HIST, N_NEXT
-from bachlib.records import record
 from bachlib.show import plots
-from bachlib.workbook import prepared, raw_log, settings
 
 p = settings(globals())
 

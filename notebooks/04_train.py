@@ -50,14 +50,14 @@ import torch
 from torch import nn
 
 from bachlib.evaluate import diagnostics, evaluate, meaning
+from bachlib.experiment.settings import part
+from bachlib.experiment.stages import prepared, run_name, settings, trained
+from bachlib.files import output_dir, record
 from bachlib.model.methods import METHODS, build
 from bachlib.params import ModelParams, TrainParams
-from bachlib.records import output_dir, record
+from bachlib.rank.ranks import sample_users
 from bachlib.show import plots
-from bachlib.situation import part
 from bachlib.train import Run, fit
-from bachlib.train.validation import sample_users
-from bachlib.workbook import prepared, run_name, settings, trained
 
 # %%
 p = settings(globals())

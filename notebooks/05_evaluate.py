@@ -50,13 +50,13 @@ import pandas as pd
 from bachlib.evaluate import diagnostics, evaluate, meaning, metrics, paper, traps
 from bachlib.evaluate.statistics import paired_bootstrap
 from bachlib.evaluate.tables import table
+from bachlib.experiment.settings import part
+from bachlib.experiment.stages import prepared, run_name, settings, trained
+from bachlib.files import output_dir, record
 from bachlib.model.methods import build
 from bachlib.params import ModelParams, TrainParams
-from bachlib.records import output_dir, record
 from bachlib.show import plots
-from bachlib.situation import part
 from bachlib.train import Run, fit
-from bachlib.workbook import prepared, run_name, settings, trained
 
 # %% [markdown]
 # ## 1 · The protocol

@@ -48,11 +48,11 @@ from scipy.spatial.distance import cdist
 from scipy.stats import spearmanr
 
 from bachlib.evaluate import diagnostics, meaning
-from bachlib.records import record
+from bachlib.experiment.stages import prepared, settings, trained
+from bachlib.files import record
 from bachlib.serve import Retriever
 from bachlib.show import plots
-from bachlib.show.layout import layout, regions
-from bachlib.workbook import prepared, settings, trained
+from bachlib.show.maps import layout, regions
 
 p = settings(globals())
 dataset = prepared(p)

@@ -46,18 +46,18 @@ from time import perf_counter
 import numpy as np
 import pandas as pd
 
-from bachlib import bench_serve
+from bachlib.bench import serve as bench_serve
 from bachlib.data import planted
 from bachlib.evaluate import evaluate, meaning, metrics
+from bachlib.experiment.stages import prepared, settings, trained
+from bachlib.files import output_dir, record
 from bachlib.model.methods import build
-from bachlib.records import output_dir, record
 from bachlib.serve import Retriever, Steering, codebook, exact, rerank
 from bachlib.serve.density import LeftOut, Query, brute_force
 from bachlib.serve.newcomers import exemplars, pi_from_context
 from bachlib.serve.twostep import Neighbours, two_step
 from bachlib.show import plots
 from bachlib.show.explorer import Explorer
-from bachlib.workbook import prepared, settings, trained
 
 # %%
 p = settings(globals())

@@ -34,9 +34,9 @@ import pandas as pd
 from IPython.display import Markdown, display
 
 from bachlib.evaluate import sweeps
-from bachlib.records import record
+from bachlib.experiment.sweep import data_sizes, has_results, perform_here, read_sweep, results
+from bachlib.files import record
 from bachlib.show import plots
-from bachlib.sweep import data_sizes, has_results, perform_here, read_sweep, results
 
 
 def tidy(table: pd.DataFrame, digits: int = 4) -> pd.DataFrame:

@@ -42,10 +42,10 @@ user = 7
 # %%
 import numpy as np
 
-from bachlib.records import record
+from bachlib.experiment.stages import prepared, settings, trained
+from bachlib.files import record
 from bachlib.show import plots
 from bachlib.show.explorer import Explorer
-from bachlib.workbook import prepared, settings, trained
 
 p = settings(globals())
 dataset = prepared(p)

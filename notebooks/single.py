@@ -41,9 +41,9 @@ seed = 0
 import numpy as np
 
 from bachlib.evaluate import diagnostics, evaluate, paper
-from bachlib.records import record
+from bachlib.experiment.stages import prepared, settings, trained
+from bachlib.files import record
 from bachlib.show import plots
-from bachlib.workbook import prepared, settings, trained
 
 p = settings(globals())
 dataset = prepared(p)

@@ -26,8 +26,8 @@ LEAST = 1e-3  # and this, absolute
 def measure(method: str) -> dict[str, float]:
     """One short training: terms of the loss, heads, κ, and accuracy on held-out items."""
     from bachlib.evaluate import diagnostics, evaluate
-    from bachlib.situation import situation
-    from bachlib.workbook import prepared, trained
+    from bachlib.experiment.settings import situation
+    from bachlib.experiment.stages import prepared, trained
 
     p = situation({**WORLD, **SHORT}, "regression")
     dataset = prepared(p)
@@ -59,9 +59,9 @@ def nudged(method: str, sign: int) -> dict[str, float]:
     """The same training from first weights that differ in their last digits: what rounding can do."""
     import torch
 
-    from bachlib import workbook
+    from bachlib.experiment import stages
 
-    build = workbook.build
+    build = stages.build
 
     def other(*args, **kwargs):
         model = build(*args, **kwargs)
@@ -70,13 +70,13 @@ def nudged(method: str, sign: int) -> dict[str, float]:
                 parameter.mul_(1 + sign * 2e-7)
         return model
 
-    workbook.build = other
+    stages.build = other
     try:
         with tempfile.TemporaryDirectory() as folder:
             os.environ["BACH_OUTPUT_DIR"] = folder
             return measure(method)
     finally:
-        workbook.build = build
+        stages.build = build
 
 
 def record() -> None:

@@ -12,8 +12,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from bachlib.data import Dataset
 from bachlib.evaluate import evaluate
 from bachlib.evaluate.tables import table
+from bachlib.files import output_dir
 from bachlib.model.methods import build
-from bachlib.records import output_dir
 from bachlib.train import fit
 
 NASTY = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1> \"a\" 'b' & {{c}} &lt;"

@@ -9,8 +9,8 @@ import pytest
 from commands import bach, surroundings
 from logs import random_events, write_movielens_csv
 
-from bachlib.situation import Situation
-from bachlib.workbook import prepared, trained
+from bachlib.experiment.settings import Situation
+from bachlib.experiment.stages import prepared, trained
 
 ROOT = Path(__file__).resolve().parent.parent
 

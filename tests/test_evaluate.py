@@ -12,11 +12,11 @@ import torch
 from bachlib import BachError
 from bachlib.data import Windows, prepare
 from bachlib.evaluate import Evaluation, evaluate, metrics
-from bachlib.evaluate.ranking import genre_matrix, slate_table
+from bachlib.evaluate.evaluation import genre_matrix, slate_table
 from bachlib.model.methods import METHODS, build
+from bachlib.rank.ranks import average_precision, target_ranks
 from bachlib.train import fit
 from bachlib.train.run import Run, data_of
-from bachlib.train.validation import average_precision, target_ranks
 
 SMALL = {"d": 16, "ff": 16, "item_width": 16}
 QUICK = {"epochs": 1, "batch_size": 256, "n_negatives": 64, "valid_every": 1}
@@ -66,7 +66,7 @@ def test_twice_is_the_same_and_so_is_a_reloaded_run(run, world, tmp_path):
 
 def test_blocks_change_nothing(run, world, monkeypatch):
     whole = evaluate(run, world, quiet=True)
-    monkeypatch.setattr("bachlib.train.validation.BLOCK", 5 * world.n_items)
+    monkeypatch.setattr("bachlib.rank.ranks.BLOCK", 5 * world.n_items)
     np.testing.assert_array_equal(evaluate(run, world, quiet=True).ranks, whole.ranks)
 
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from bachlib import BachError
-from bachlib.bench_show import bench_explorer
+from bachlib.bench.show import bench_explorer
 from bachlib.model.methods import build
 from bachlib.serve import Retriever
 from bachlib.show import plots
 from bachlib.show.explorer import Explorer
+from bachlib.show.explorer.sphere import sphere_explorer
 from bachlib.show.plots import style
-from bachlib.show.sphere_explorer import sphere_explorer
 from bachlib.train import fit
 
 SMALL = dict(d=16, ff=16, item_width=16)

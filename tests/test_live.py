@@ -5,10 +5,10 @@ import math
 import pytest
 from rich.console import Console
 
-from bachlib import estimate
-from bachlib.live import SHOWN, Progress, failures, spoken
-from bachlib.pool import Outcome
-from bachlib.sweep import read_sweep
+from bachlib.experiment import estimate
+from bachlib.experiment.cluster import Outcome
+from bachlib.experiment.live import SHOWN, Progress, failures, spoken
+from bachlib.experiment.sweep import read_sweep
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from sklearn.metrics import average_precision_score, ndcg_score
 
 from bachlib import BachError
 from bachlib.evaluate import metrics
-from bachlib.train.validation import average_precision
+from bachlib.rank.ranks import average_precision
 
 CUTS = (1, 5, 10, 100)
 

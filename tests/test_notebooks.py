@@ -11,10 +11,10 @@ import nbformat
 import pytest
 
 from bachlib import BachError
-from bachlib.batch import run
-from bachlib.notebooks import all_executed, same_cells
+from bachlib.experiment.notebooks import run
+from bachlib.experiment.settings import notebook_names, read_situation, situation
+from bachlib.experiment.sync import all_executed, same_cells
 from bachlib.show.figures import pictures, summary
-from bachlib.situation import notebook_names, read_situation, situation
 
 FORMULAS = {"01_sphere", "02_elbo", "03_data"}  # nothing is trained there
 PERFECT = {"effective interests", "R@50 one vector", "R@50 heads, maximum", "R@50 mixture"}  # nor for these of 00_tour
@@ -125,7 +125,7 @@ def test_the_quickstart_gives_its_numbers(monkeypatch):
 def test_a_run_that_fails_says_where_and_keeps_what_there_is():
     with pytest.raises(BachError, match=r"03_data, cell .*BachError: .*no user has 5000 liked items"):
         run(situation({"name": "broken", "notebooks": ["03_data"], "min_items": 5000}, "broken.yaml"))
-    from bachlib.records import output_dir
+    from bachlib.files import output_dir
 
     (folder,) = output_dir("runs").glob("broken-*")
     status = json.loads((folder / "status.json").read_text())

@@ -10,8 +10,8 @@ from reports import NASTY, batch, renamed, trained
 
 from bachlib import BachError
 from bachlib.evaluate import Evaluation, evaluate
+from bachlib.files import output_dir, record
 from bachlib.model.methods import build
-from bachlib.records import output_dir, record
 from bachlib.show import layout, plots
 from bachlib.show.document import figure, inline, marked, only_a_table, settings
 from bachlib.show.people import people

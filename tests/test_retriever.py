@@ -9,10 +9,10 @@ from serving import SMALL, made, perturbed, ranked
 from bachlib import BachError
 from bachlib.evaluate import evaluate
 from bachlib.model.methods import METHODS, build
+from bachlib.rank.ranks import earlier_items
 from bachlib.serve import Retriever, Steering, costs
 from bachlib.serve.density import brute_force
 from bachlib.train import fit
-from bachlib.train.validation import earlier_items
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "mostpop"])

@@ -7,7 +7,7 @@ from bachlib import BachError
 from bachlib.data import prepare
 from bachlib.model.methods import build
 from bachlib.serve import Retriever, Steering
-from bachlib.serve.session import Session
+from bachlib.show.explorer.session import Session
 
 SMALL = dict(d=16, ff=16, item_width=16)
 

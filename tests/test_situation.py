@@ -9,11 +9,12 @@ import yaml
 from commands import bach
 
 from bachlib import BachError
-from bachlib.batch import as_yaml, keys
+from bachlib.experiment.notebooks import as_yaml, keys
+from bachlib.experiment.settings import CHAIN, SINGLE, Situation, given, notebook_names, read_situation, situation
+from bachlib.experiment.stages import data_name, run_name, settings
+from bachlib.experiment.sweep import read_sweep
+from bachlib.files import code_hash
 from bachlib.params import WorldParams
-from bachlib.situation import CHAIN, SINGLE, Situation, given, notebook_names, read_situation, situation
-from bachlib.sweep import read_sweep
-from bachlib.workbook import code_hash, data_name, run_name, settings
 
 ROOT = Path(__file__).resolve().parent.parent
 SITUATIONS = ["quickstart", "teaching", "ml1m", "ml20m", "taobao", "netflix"]
@@ -228,9 +229,9 @@ def test_a_training_is_named_by_what_decides_it():
 
 
 def test_comments_are_no_code(tmp_path, monkeypatch):
-    from bachlib import workbook
+    from bachlib import files
 
-    monkeypatch.setattr(workbook, "__file__", str(tmp_path / "workbook.py"))
+    monkeypatch.setattr(files, "__file__", str(tmp_path / "files.py"))
 
     def hash_of(text: str) -> str:
         code_hash.cache_clear()
@@ -258,7 +259,7 @@ def test_what_makes_a_stage_run_again(tmp_path, monkeypatch):
     log.write_text("u,i,t\n1,2,3\n4,5,6\n")
     assert keys(p)["03_data"] != before["03_data"], "another log"
     assert keys(p)["04_train"] != before["04_train"], "and what comes after it"
-    monkeypatch.setattr("bachlib.batch.code_hash", lambda: "other")
+    monkeypatch.setattr("bachlib.experiment.notebooks.code_hash", lambda: "other")
     assert all(keys(p)[name] != key for name, key in before.items()), "another code"
 
 

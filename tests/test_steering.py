@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from serving import unit
 
 from bachlib import BachError
-from bachlib.evaluate.ranking import genre_matrix
+from bachlib.evaluate.evaluation import genre_matrix
 from bachlib.model.methods import build
 from bachlib.serve import Retriever, Steering, caps, rerank
 from bachlib.serve.newcomers import FeatureGate, exemplars, pi_from_context

@@ -12,7 +12,7 @@ import pytest
 from commands import bach, command, surroundings
 
 from bachlib import BachError
-from bachlib.batch import execute
+from bachlib.experiment.notebooks import execute
 
 TINY = """
 source: planted

@@ -7,14 +7,14 @@ import pandas as pd
 import pytest
 
 from bachlib import BachError, estimate
-from bachlib.batch import STATUS
 from bachlib.evaluate import Evaluation, sweeps
 from bachlib.evaluate.statistics import paired_bootstrap, permutation_test
-from bachlib.records import only_one, output_dir, read_json, write_text
+from bachlib.experiment.notebooks import STATUS
+from bachlib.experiment.report import report_sweep
+from bachlib.experiment.stages import data_name
+from bachlib.experiment.sweep import has_results, is_sweep, perform_here, read_sweep, record_of, results, state
+from bachlib.files import only_one, output_dir, read_json, write_text
 from bachlib.show import plots
-from bachlib.sweep import has_results, is_sweep, perform_here, read_sweep, record_of, results, state
-from bachlib.sweep_report import report_sweep
-from bachlib.workbook import data_name
 
 PROTOCOL = {
     "data": "toy", "content_hash": "a1", "split": "test", "users": {"n": 200, "which": "all", "hash": "h"},

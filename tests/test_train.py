@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 
 from bachlib import BachError, NotFinite
 from bachlib.model.methods import METHODS, build
+from bachlib.rank.ranks import average_precision, target_ranks
 from bachlib.train import Run, fit
 from bachlib.train.checkpoint import read_tensors
 from bachlib.train.run import split_params
-from bachlib.train.validation import average_precision, target_ranks
 from bachlib.train.watch import effective_heads
 
 SMALL = {"d": 16, "ff": 32, "item_width": 32}

@@ -9,7 +9,7 @@ import torch
 from bachlib import BachError
 from bachlib.evaluate import metrics, traps
 from bachlib.model.methods import build
-from bachlib.train.validation import target_ranks
+from bachlib.rank.ranks import target_ranks
 
 
 def test_an_ideal_of_hits_calls_one_hit_perfect():

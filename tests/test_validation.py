@@ -9,7 +9,7 @@ from bachlib import NotFinite
 from bachlib.model import mixture, scoring
 from bachlib.model.methods import build
 from bachlib.model.sphere import KERNELS
-from bachlib.train.validation import average_precision, plain_ranks, ranks, sample_users, target_ranks
+from bachlib.rank.ranks import average_precision, plain_ranks, ranks, sample_users, target_ranks
 
 
 def test_ranks_are_those_of_a_sort(world):

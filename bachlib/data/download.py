@@ -16,7 +16,7 @@ from tqdm.auto import tqdm
 
 from bachlib import BachError
 from bachlib.data.sources import Source, find_source
-from bachlib.records import output_dir
+from bachlib.files import output_dir
 
 CHUNK = 1 << 20
 TIMEOUT = 30

@@ -19,8 +19,8 @@ import numpy as np
 import pandas as pd
 
 from bachlib import BachError
+from bachlib.files import canonical_json, output_dir, short_hash, whole_folder
 from bachlib.params import WorldParams, validated
-from bachlib.records import canonical_json, output_dir, short_hash, whole_folder
 
 START = 1_704_067_200  # 2024-01-01 UTC
 MINUTE, DAY = 60, 86_400

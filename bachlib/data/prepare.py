@@ -32,8 +32,8 @@ from bachlib.data.rows import BadRows
 from bachlib.data.sources import Source, find_source
 from bachlib.data.store import content_hash, read_meta, write_items, write_sequences, write_users
 from bachlib.data.windows import windows_per_user
+from bachlib.files import canonical_json, only_one, output_dir, whole_folder
 from bachlib.params import MIN_ITEMS, PrepareParams, validated
-from bachlib.records import canonical_json, only_one, output_dir, whole_folder
 
 Say = Callable[[str], None]
 

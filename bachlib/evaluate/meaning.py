@@ -18,7 +18,7 @@ from scipy.cluster.vq import kmeans2
 from scipy.special import softmax
 
 from bachlib.data import Dataset
-from bachlib.evaluate.ranking import genre_matrix, genre_names
+from bachlib.evaluate.evaluation import genre_matrix, genre_names
 from bachlib.model.svd import pure_svd
 
 MIXED = "mixed"

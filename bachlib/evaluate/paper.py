@@ -9,7 +9,7 @@ import pandas as pd
 import yaml
 
 from bachlib import BachError
-from bachlib.records import project_root
+from bachlib.files import project_root
 
 MAIN = ["R@10", "R@50", "R@100", "NDCG@100", "AUPRC"]
 BY_K = ["R@100", "AUPRC"]

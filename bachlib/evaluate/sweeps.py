@@ -21,7 +21,7 @@ import pandas as pd
 
 from bachlib import BachError
 from bachlib.evaluate import paper
-from bachlib.evaluate.ranking import Evaluation
+from bachlib.evaluate.evaluation import Evaluation
 from bachlib.evaluate.statistics import holm
 from bachlib.evaluate.tables import Table, table
 from bachlib.model.methods import METHODS

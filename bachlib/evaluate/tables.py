@@ -19,11 +19,11 @@ import numpy as np
 import pandas as pd
 
 from bachlib import BachError
+from bachlib.evaluate.evaluation import Evaluation
 from bachlib.evaluate.paper import MAIN
-from bachlib.evaluate.ranking import Evaluation
 from bachlib.evaluate.statistics import draws, holm, interval, sign_flips
+from bachlib.files import canonical_json, differences
 from bachlib.model.methods import METHODS
-from bachlib.records import canonical_json, differences
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,8 +13,8 @@ from torch import nn
 
 from bachlib import BachError
 from bachlib.data.dataset import Dataset, Split
-from bachlib.evaluate.metrics import dcg_of_ranks, ideal_dcg, ndcg_of_ranks
-from bachlib.train.validation import score_blocks
+from bachlib.rank.metrics import dcg_of_ranks, ideal_dcg, ndcg_of_ranks
+from bachlib.rank.ranks import score_blocks
 
 
 def ndcg_ideal_of_hits(ranks: Int[np.ndarray, "U m"], k: int) -> Float[np.ndarray, " U"]:

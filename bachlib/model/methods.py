@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from bachlib import BachError
 from bachlib.data import Dataset
+from bachlib.files import short_hash
 from bachlib.model.extractors import ComiRecDR, ComiRecSA, Mind, SASRec
 from bachlib.model.svd import pure_svd
 from bachlib.model.towers import ClsTower, Codebook, Gate, ItemTower, PiTable, ResidualCodebook
 from bachlib.model.twotower import TwoTower
 from bachlib.params import ModelParams, validated
-from bachlib.records import short_hash
 
 
 class Method(NamedTuple):

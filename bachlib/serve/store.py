@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from bachlib import BachError
-from bachlib.records import canonical_json, only_one, whole_folder, write_text
+from bachlib.files import canonical_json, only_one, whole_folder, write_text
 from bachlib.serve.catalogue import Catalogue
 from bachlib.serve.codebook import CodebookArrays
 

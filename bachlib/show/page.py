@@ -12,7 +12,7 @@ from nbconvert import HTMLExporter
 from nbconvert.preprocessors import Preprocessor
 from plotly.offline import get_plotlyjs
 
-from bachlib.records import write_text
+from bachlib.files import write_text
 
 PLOTLY = "application/vnd.plotly.v1+json"
 SCRIPT = "plotly.min.js"

@@ -18,7 +18,7 @@ from bachlib.evaluate import meaning
 from bachlib.evaluate.diagnostics import encode_users, interest_of_heads
 from bachlib.model.towers import Codebook
 from bachlib.model.twotower import Encoded, TwoTower
-from bachlib.train.validation import sample_users
+from bachlib.rank.ranks import sample_users
 
 MOST = 16  # heads with a colour of their own
 CLUSTERS = 6

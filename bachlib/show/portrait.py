@@ -18,7 +18,7 @@ from bachlib.params import N_TEST
 from bachlib.serve import Retriever
 from bachlib.show import plots
 from bachlib.show.document import Section, escape, figure
-from bachlib.show.layout import layout, regions
+from bachlib.show.maps import layout, regions
 from bachlib.show.people import People
 from bachlib.show.plots.style import label, tag
 from bachlib.show.steerable import K

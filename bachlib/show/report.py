@@ -10,8 +10,8 @@ from torch import nn
 
 from bachlib import BachError
 from bachlib.data import Dataset
+from bachlib.files import MODELS, output_dir, write_text
 from bachlib.model.twotower import TwoTower
-from bachlib.records import MODELS, output_dir, write_text
 from bachlib.show import chapters, portrait, scores
 from bachlib.show.document import Section, escape, page, said, settings
 from bachlib.show.people import People, people

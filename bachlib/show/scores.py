@@ -12,7 +12,7 @@ from bachlib.data import Dataset
 from bachlib.evaluate import Evaluation, evaluate, tables
 from bachlib.evaluate.paper import MAIN
 from bachlib.evaluate.statistics import draws, interval
-from bachlib.records import canonical_json, differences
+from bachlib.files import canonical_json, differences
 from bachlib.show import plots
 from bachlib.show.document import Section, escape, figure, only_a_table, table
 from bachlib.show.plots.style import label

@@ -12,9 +12,9 @@ from bachlib.data import Dataset
 from bachlib.model.twotower import TwoTower
 from bachlib.params import N_TEST
 from bachlib.serve import Retriever
-from bachlib.serve.shortlist import Shortlist, rerank, shortlist
 from bachlib.show.people import People
 from bachlib.show.plots.style import GREY, colour, tag
+from bachlib.show.shortlist import Shortlist, rerank, shortlist
 
 K, M = 15, 100
 LONGEST = 1_500  # items of a shortlist, about: beyond that it is not made longer

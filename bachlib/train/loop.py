@@ -19,12 +19,12 @@ from bachlib import NotFinite
 from bachlib.data import Dataset, Windows
 from bachlib.data.windows import Batch
 from bachlib.params import TrainParams, validated
+from bachlib.rank.ranks import average_precision, sample_users, target_ranks
 from bachlib.train import checkpoint
 from bachlib.train.guard import diverged, stopped_by_ctrl_c
 from bachlib.train.parallel import Group, chosen_device, group
 from bachlib.train.progress import Progress
 from bachlib.train.run import Run
-from bachlib.train.validation import average_precision, sample_users, target_ranks
 from bachlib.train.watch import Watch
 
 

@@ -20,9 +20,9 @@ from torch import nn
 
 from bachlib import BachError
 from bachlib.data import Dataset
+from bachlib.files import canonical_json, differences, output_dir, short_hash, versions, write_table, write_text
 from bachlib.model.methods import Method, build
 from bachlib.params import ModelParams, TrainParams
-from bachlib.records import canonical_json, differences, output_dir, short_hash, versions, write_table, write_text
 from bachlib.train.checkpoint import load_weights
 
 # how long or where one trains does not make it another run

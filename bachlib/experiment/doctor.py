@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from bachlib import __version__
-from bachlib.records import output_dir, versions
+from bachlib.files import output_dir, versions
 
 
 def findings() -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import glob
 import hashlib
 import json
@@ -11,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,27 @@ def canonical_json(value: Any) -> str:
 def short_hash(value: Any) -> str:
     """Eight hex digits of a parameter set, for readable folder names."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:8]
+
+
+@lru_cache
+def code_hash(parts: tuple[str, ...] = ("",)) -> str:
+    """Eight hex digits of the code in these files and folders of the package; comments and docstrings do not count."""
+    package, digest = Path(__file__).parent, hashlib.sha256()
+    for one in parts:
+        for path in sorted((package / one).rglob("*.py")) if (package / one).is_dir() else [package / one]:
+            digest.update(f"{path.relative_to(package)} {_code(path.read_text(encoding='utf-8'))}".encode())
+    return digest.hexdigest()[:8]
+
+
+def _code(source: str) -> str:
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
+            value = body[0].value
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                value.value = ""
+    return ast.dump(tree)
 
 
 def differences(a: Any, b: Any, in_a: str, in_b: str, name: str = "") -> list[str]:

@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bachlib import BachError
-from bachlib.batch import PARAMS, STATUS, as_yaml
-from bachlib.records import output_dir, read_json, write_text
-from bachlib.sweep import Point
-from bachlib.workbook import code_hash
+from bachlib.experiment.notebooks import PARAMS, STATUS, as_yaml
+from bachlib.experiment.sweep import Point
+from bachlib.files import code_hash, output_dir, read_json, write_text
 
 LEASH = "BACH_LEASH"
 LOG = "log.txt"

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from bachlib.bench import cpu_seconds, in_fresh_process, judged, peak_gb
+from bachlib.bench.measure import cpu_seconds, in_fresh_process, judged, peak_gb
 from bachlib.data import Dataset, planted, prepare
 from bachlib.evaluate import diagnostics, evaluate
+from bachlib.files import output_dir
 from bachlib.model.methods import build
 from bachlib.model.onepass import BLOCK
-from bachlib.records import output_dir
-from bachlib.train.validation import sample_users
+from bachlib.rank.ranks import sample_users
 
 N_USERS, N_ITEMS, K = 10_000, 20_000, 8
 

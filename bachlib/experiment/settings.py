@@ -15,9 +15,9 @@ from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_v
 
 from bachlib import BachError
 from bachlib.data.sources import SOURCES
+from bachlib.files import project_root
 from bachlib.model.methods import METHODS
 from bachlib.params import ModelParams, Params, PrepareParams, TrainParams, WorldParams, validated
-from bachlib.records import project_root
 
 CHAIN = ["03_data", "04_train", "05_evaluate", "06_heads_and_pi", "07_serving"]
 SINGLE = "single"  # the notebook of one training, which a sweep runs for each of its points

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import ipywidgets as w
 
-from bachlib.serve.session import Heads, Session, Why
+from bachlib.show.explorer.session import Heads, Session, Why
 from bachlib.show.plots.style import themed_colour
 
 TIGHT = "line-height: 1.3"  # JupyterLab's own leaves much room

@@ -12,19 +12,17 @@ nobody meets the results of older code.
 from __future__ import annotations
 
 import ast
-import hashlib
 import re
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from bachlib import BachError
 from bachlib.data import Dataset, planted, prepare
 from bachlib.data.download import locate
+from bachlib.experiment.settings import Situation, part, situation
+from bachlib.files import code_hash, only_one, output_dir, read_json, short_hash
 from bachlib.model.methods import METHODS, build
 from bachlib.params import ModelParams, PrepareParams, TrainParams, WorldParams
-from bachlib.records import only_one, output_dir, read_json, short_hash
-from bachlib.situation import Situation, part, situation
 from bachlib.train import Run, fit
 
 ROOMS_OF_A_TRAINING = ("params.py", "data", "model", "train")
@@ -143,24 +141,3 @@ def run_name(p: Situation, dataset: Dataset | None = None) -> str:
     chosen = {"data": data, "strict": strict, "method": p.method, "code": code_hash(ROOMS_OF_A_TRAINING)}
     chosen |= {"model": part(p, ModelParams, k=k), "train": part(p, TrainParams) | settled}
     return f"{p.method}-{label(p)}-k{k}-s{p.seed}-{short_hash(chosen)}"
-
-
-@lru_cache
-def code_hash(parts: tuple[str, ...] = ("",)) -> str:
-    """Eight hex digits of the code in these files and folders of the package; comments and docstrings do not count."""
-    package, digest = Path(__file__).parent, hashlib.sha256()
-    for one in parts:
-        for path in sorted((package / one).rglob("*.py")) if (package / one).is_dir() else [package / one]:
-            digest.update(f"{path.relative_to(package)} {_code(path.read_text(encoding='utf-8'))}".encode())
-    return digest.hexdigest()[:8]
-
-
-def _code(source: str) -> str:
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
-            value = body[0].value
-            if isinstance(value, ast.Constant) and isinstance(value.value, str):
-                value.value = ""
-    return ast.dump(tree)

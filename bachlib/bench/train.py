@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from bachlib import BachError
-from bachlib.bench import best_of, cpu_seconds, in_fresh_process, judged
+from bachlib.bench.measure import best_of, cpu_seconds, in_fresh_process, judged
 from bachlib.data import Dataset, Windows, planted, prepare
 from bachlib.data.download import locate
+from bachlib.files import output_dir
 from bachlib.model.methods import build
 from bachlib.model.plain import plain_step_loss
-from bachlib.records import output_dir
 
 
 def data() -> Dataset:

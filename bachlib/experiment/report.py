@@ -7,10 +7,10 @@ from pathlib import Path
 
 import nbformat
 
-from bachlib.batch import environment, execute
-from bachlib.records import RUN_DIR, write_text
-from bachlib.situation import notebook_folder
-from bachlib.sweep import FILE, SweepFile, found_at, keep, read_sweep
+from bachlib.experiment.notebooks import environment, execute
+from bachlib.experiment.settings import notebook_folder
+from bachlib.experiment.sweep import FILE, SweepFile, found_at, keep, read_sweep
+from bachlib.files import RUN_DIR, write_text
 
 REPORT = "09_sweep_report"
 LESSON = "lesson"  # a cell with this tag is for those who read the notebook, not for a report

@@ -23,8 +23,8 @@ from bachlib import BachError
 from bachlib.data import Dataset
 from bachlib.model.twotower import TwoTower
 from bachlib.serve import Retriever
-from bachlib.serve.session import Session
-from bachlib.show.controls import TIGHT, Row, why_html
+from bachlib.show.explorer.controls import TIGHT, Row, why_html
+from bachlib.show.explorer.session import Session
 from bachlib.show.plots.profiles import slate_by_head
 from bachlib.show.plots.style import themed
 from bachlib.train.run import Run, data_of

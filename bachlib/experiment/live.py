@@ -12,10 +12,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from bachlib import estimate, pool
-from bachlib.pool import LOG, Outcome
-from bachlib.sweep import Point, Sweep, keep, state
-from bachlib.workbook import data_name, prepared
+from bachlib.experiment import cluster as pool
+from bachlib.experiment import estimate
+from bachlib.experiment.cluster import LOG, Outcome
+from bachlib.experiment.stages import data_name, prepared
+from bachlib.experiment.sweep import Point, Sweep, keep, state
 
 SHOWN = 12  # rows of a long sweep: what runs, what failed, and the last that were done
 

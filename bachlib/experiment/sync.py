@@ -8,9 +8,9 @@ from pathlib import Path
 import jupytext
 import nbformat
 
-from bachlib.batch import environment, execute
-from bachlib.records import write_text
-from bachlib.situation import notebook_folder, notebook_names
+from bachlib.experiment.notebooks import environment, execute
+from bachlib.experiment.settings import notebook_folder, notebook_names
+from bachlib.files import write_text
 
 
 def sync(force: bool = False, only: list[str] | None = None) -> list[str]:

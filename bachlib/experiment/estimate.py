@@ -12,12 +12,12 @@ import numpy as np
 from pydantic import ValidationError
 from threadpoolctl import threadpool_limits
 
-from bachlib.batch import STATUS
 from bachlib.evaluate.paper import tables
+from bachlib.experiment.notebooks import STATUS
+from bachlib.experiment.settings import SINGLE, Situation
+from bachlib.experiment.stages import data_name, heads_of
+from bachlib.files import output_dir, read_json
 from bachlib.model.methods import METHODS
-from bachlib.records import output_dir, read_json
-from bachlib.situation import SINGLE, Situation
-from bachlib.workbook import data_name, heads_of
 
 START = 10.0  # seconds for kernel, imports, evaluation and pictures of a small run
 ROW, HEAD = 35e-6, 9e-6  # seconds per window, and per window and head, of all that is no matrix product

@@ -25,11 +25,11 @@ import yaml
 from pydantic import Field
 
 from bachlib import BachError
-from bachlib.batch import METRICS, STATUS, environment, folder_of, is_finished
 from bachlib.evaluate import Evaluation, diagnostics, evaluate
-from bachlib.model.methods import METHODS
-from bachlib.params import ModelParams, Params, PrepareParams, TrainParams, WorldParams
-from bachlib.records import (
+from bachlib.experiment.notebooks import METRICS, STATUS, environment, folder_of, is_finished
+from bachlib.experiment.settings import SINGLE, Situation, checked, log_at, nearest, read_situation, read_yaml
+from bachlib.experiment.stages import data_name, heads_of, label, prepared, run_name, trained
+from bachlib.files import (
     RUN_DIR,
     canonical_json,
     in_progress,
@@ -40,8 +40,8 @@ from bachlib.records import (
     short_hash,
     write_text,
 )
-from bachlib.situation import SINGLE, Situation, checked, log_at, nearest, read_situation, read_yaml
-from bachlib.workbook import data_name, heads_of, label, prepared, run_name, trained
+from bachlib.model.methods import METHODS
+from bachlib.params import ModelParams, Params, PrepareParams, TrainParams, WorldParams
 
 FILE = "sweep.yaml"
 AXES = {*ModelParams.model_fields, *TrainParams.model_fields} - {"seed", "device", "checkpoint_seconds"}

@@ -21,10 +21,10 @@ from tqdm.auto import tqdm
 
 from bachlib import BachError
 from bachlib.data.dataset import Dataset, Split
-from bachlib.evaluate import metrics
-from bachlib.records import canonical_json, short_hash, write_table, write_text
+from bachlib.files import canonical_json, short_hash, write_table, write_text
+from bachlib.rank import metrics
+from bachlib.rank.ranks import Exclude, earlier_items, ranks, sample_users, score_blocks
 from bachlib.train.run import Run
-from bachlib.train.validation import Exclude, earlier_items, ranks, sample_users, score_blocks
 
 ACCURACY = {
     "R@10": lambda r: metrics.recall_of_ranks(r, 10),

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from bachlib import BachError
-from bachlib.records import output_dir, whole_folder
+from bachlib.files import output_dir, whole_folder
 
 SETTINGS = {"n_neighbors": 15, "min_dist": 0.25, "metric": "cosine"}
 

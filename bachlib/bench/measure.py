@@ -22,7 +22,7 @@ import torch
 from bachlib import BachError
 from bachlib.data.engine import connect
 from bachlib.data.sources import SOURCES
-from bachlib.records import canonical_json, output_dir, versions, write_text
+from bachlib.files import canonical_json, output_dir, versions, write_text
 
 # shape → (goal for the ratio to a bare scan or None, goal for memory in GB)
 SHAPES = {"movielens-20m": (4.0, 3.0), "taobao": (None, 4.0)}
@@ -235,14 +235,14 @@ BENCHES: dict[str, list[Callable[[], dict[str, Any]]]] = {
     "sphere": [partial(bench_sphere, kernel) for kernel in ("power-spherical", "von-mises-fisher")],
     "loss": [partial(bench_loss, k) for k in (8, 32)],
     "train": [
-        lambda: import_module("bachlib.bench_train").bench_step(8, faster=3.5),
-        lambda: import_module("bachlib.bench_train").bench_step(32, faster=3.0),
-        lambda: import_module("bachlib.bench_train").bench_memory(),
-        lambda: import_module("bachlib.bench_train").bench_epoch(),
+        lambda: import_module("bachlib.bench.train").bench_step(8, faster=3.5),
+        lambda: import_module("bachlib.bench.train").bench_step(32, faster=3.0),
+        lambda: import_module("bachlib.bench.train").bench_memory(),
+        lambda: import_module("bachlib.bench.train").bench_epoch(),
     ],
-    "evaluate": [lambda: import_module("bachlib.bench_evaluate").bench_evaluate()],
+    "evaluate": [lambda: import_module("bachlib.bench.evaluate").bench_evaluate()],
     "serve": [],  # `bench_serve.benches` for the sizes that are asked for
-    "show": [lambda: import_module("bachlib.bench_show").bench_explorer()],
+    "show": [lambda: import_module("bachlib.bench.show").bench_explorer()],
 }
 
 

@@ -25,11 +25,13 @@ from papermill.exceptions import PapermillExecutionError
 from bachlib import BachError
 from bachlib.data.download import on_disk
 from bachlib.data.sources import SOURCES
-from bachlib.params import PrepareParams, WorldParams
-from bachlib.records import (
+from bachlib.experiment.settings import SINGLE, Situation, notebook_folder
+from bachlib.experiment.stages import run_name
+from bachlib.files import (
     MODELS,
     RUN_DIR,
     canonical_json,
+    code_hash,
     forget,
     only_one,
     output_dir,
@@ -38,8 +40,7 @@ from bachlib.records import (
     versions,
     write_text,
 )
-from bachlib.situation import SINGLE, Situation, notebook_folder
-from bachlib.workbook import code_hash, run_name
+from bachlib.params import PrepareParams, WorldParams
 
 ABOUT_DATA = {*PrepareParams.model_fields, *WorldParams.model_fields, "path", "data_seed", "world_d", "world_width"}
 ABOUT_DATA -= {"d", "width", "seed"}  # which are the model's and the training's

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from bachlib.bench import judged
+from bachlib.bench.measure import judged
 from bachlib.data import planted, prepare
+from bachlib.files import output_dir
 from bachlib.model.methods import build
-from bachlib.records import output_dir
 from bachlib.serve import Retriever
 from bachlib.show.explorer import Explorer
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bachlib.bench import cpu_seconds, in_fresh_process, judged
+from bachlib.bench.measure import cpu_seconds, in_fresh_process, judged
 from bachlib.data.planted import power_spherical, unit
 from bachlib.model.sphere import KERNELS
 from bachlib.serve import codebook, exact

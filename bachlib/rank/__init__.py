@@ -1,0 +1,1 @@
+"""Ranks over the full catalogue, and the metrics made of them."""

@@ -1,0 +1,5 @@
+"""The explorer, an application for JupyterLab, and the session behind it."""
+
+from bachlib.show.explorer.application.application import Explorer
+
+__all__ = ["Explorer"]
