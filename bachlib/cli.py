@@ -75,20 +75,20 @@ def run(
     fresh: Annotated[bool, typer.Option(help="execute every notebook, also those that are finished")] = False,
     report: Annotated[bool, typer.Option(help="write pages and the report")] = True,
 ) -> None:
-    """Execute the notebooks of a situation in batch; what is finished and unchanged is used again."""
+    """Execute the notebooks of an experiment in batch; what is finished and unchanged is used again."""
     from bachlib.experiment.cluster import on_leash
     from bachlib.experiment.notebooks import run as run_notebooks
-    from bachlib.experiment.settings import given, read_situation
+    from bachlib.experiment.settings import given, read_experiment
 
     on_leash()
-    folder = run_notebooks(read_situation(params, given(set_ or [])), fresh=fresh, report=report)
+    folder = run_notebooks(read_experiment(params, given(set_ or [])), fresh=fresh, report=report)
     typer.echo(f"done. The report is {folder / 'report.html'}" if report else f"done → {folder}")
 
 
 @app.command()
 def sweep(
     sweep: Annotated[Path, typer.Argument(help="a file of params/sweeps, its name, or a folder of outputs/sweeps")],
-    base: Annotated[list[str] | None, typer.Option(help="other situations than the file's, e.g. --base ml1m")] = None,
+    base: Annotated[list[str] | None, typer.Option(help="other experiments than the file's, e.g. --base ml1m")] = None,
     set_: Annotated[list[str] | None, SET] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="runs at a time [default: one per core]")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="of each run [default: cores / workers]")] = None,
@@ -123,8 +123,8 @@ def report(
     """Write one HTML file about a run, of bach train or bach run, or about a sweep; no network needed to read it."""
     from bachlib.experiment.report import report_sweep
     from bachlib.experiment.sweep import is_sweep
-    from bachlib.show.report import find_run
     from bachlib.show.report import report as write_report
+    from bachlib.train.run import find_run
 
     typer.echo(f"→ {report_sweep(run) if is_sweep(run) else write_report(find_run(run), data=data)}")
 

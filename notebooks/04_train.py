@@ -50,11 +50,9 @@ import torch
 from torch import nn
 
 from bachlib.evaluate import diagnostics, evaluate, meaning
-from bachlib.experiment.settings import part
 from bachlib.experiment.stages import prepared, run_name, settings, trained
 from bachlib.files import output_dir, record
 from bachlib.model.methods import METHODS, build
-from bachlib.params import ModelParams, TrainParams
 from bachlib.rank.ranks import sample_users
 from bachlib.show import plots
 from bachlib.train import Run, fit
@@ -79,7 +77,7 @@ pd.DataFrame([row._asdict() for row in METHODS.values()], index=METHODS.keys()).
 # small network for $\kappa$.
 
 # %%
-model = build("p-bach", dataset, **part(p, ModelParams))
+model = build("p-bach", dataset, **p.model)
 {name: sum(weights.numel() for weights in module.parameters()) for name, module in model.named_children()}
 
 # %% [markdown]
@@ -312,11 +310,11 @@ class GenreTower(nn.Module):
 
 # %%
 torch.manual_seed(seed)
-model_params = part(p, ModelParams)
+model_params = p.model
 tower = GenreTower(build("standard", dataset, **model_params).item_tower, np.maximum(topics.first, 0), d)
 own = build("p-bach", dataset, encoder=MeanMlp(k, d), item_tower=tower, **model_params)
 folder = output_dir("runs", f"own-{run_name(p, dataset)}")
-own_run = fit(own, dataset, part(p, TrainParams, epochs=1), folder, fresh=True, quiet=True)
+own_run = fit(own, dataset, p.train | {"epochs": 1}, folder, fresh=True, quiet=True)
 look = histories["p-bach"].dropna(subset="valid_auprc").iloc[0]
 {
     "own towers, epoch 1": round(own_run.best["auprc"], 4),
@@ -333,7 +331,7 @@ look = histories["p-bach"].dropna(subset="valid_auprc").iloc[0]
 
 # %%
 def codebook(epochs: int, folder: str, fresh: bool):
-    params = part(p, TrainParams, epochs=epochs, valid_every=1)
+    params = p.train | {"epochs": epochs, "valid_every": 1}
     folder = output_dir("runs", f"{folder}-{run_name(p, dataset)}")
     fit(build("p-bach-global", dataset, **model_params), dataset, params, folder, fresh=fresh, quiet=True)
     return Run.load(folder, dataset, weights="last").model.state_dict()

@@ -50,11 +50,9 @@ import pandas as pd
 from bachlib.evaluate import diagnostics, evaluate, meaning, metrics, paper, traps
 from bachlib.evaluate.statistics import paired_bootstrap
 from bachlib.evaluate.tables import table
-from bachlib.experiment.settings import part
 from bachlib.experiment.stages import prepared, run_name, settings, trained
 from bachlib.files import output_dir, record
 from bachlib.model.methods import build
-from bachlib.params import ModelParams, TrainParams
 from bachlib.show import plots
 from bachlib.train import Run, fit
 
@@ -281,8 +279,8 @@ pivot.assign(gain=pivot["p-bach"] / pivot["all-multihead"] - 1).round(3)
 # %%
 looks, folder = {"valid": [], "test": []}, output_dir("runs", f"peeking-{run_name(p, dataset)}")
 for epoch in range(1, 7):
-    model = build("standard", dataset, **part(p, ModelParams))
-    params = part(p, TrainParams, epochs=epoch, learning_rate=p.learning_rate / 3)
+    model = build("standard", dataset, **p.model)
+    params = p.train | {"epochs": epoch, "learning_rate": p.learning_rate / 3}
     last = Run.load(fit(model, dataset, params, folder, fresh=epoch == 1, quiet=True).folder, dataset, weights="last")
     for split, values in looks.items():
         values.append(evaluate(last, dataset, split, **few).per_user["AUPRC"].to_numpy())

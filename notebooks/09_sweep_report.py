@@ -69,7 +69,7 @@ runs.groupby(["data", "method", "status"], sort=False).size().unstack(fill_value
 # What the sweep varies, and what it sets for all its points:
 
 # %%
-{"grid": file.grid, "set": file.set, "situations": file.base}
+{"grid": file.grid, "set": file.set, "experiments": file.base}
 
 # %% [markdown]
 # ## 2 · What failed, and what is missing
@@ -167,7 +167,7 @@ for data, made in along.items():
 # of it: it then speaks of these trained models on other users only.
 
 # %%
-keys = [key for key in runs.columns if key in {"data", "situation", "method", *file.grid}]
+keys = [key for key in runs.columns if key in {"data", "experiment", "method", *file.grid}]
 apart = [key for key in keys if key != "seed"]
 if len(done):
     spread = done.groupby([done[key].astype(str) for key in apart], sort=False)["AUPRC"].agg(["count", "min", "max"])

@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Single · one method, one data set, one seed: a point of a sweep
 #
-# **Question.** How good is this method in this situation, and what do its heads and $\kappa$ do?
+# **Question.** How good is this method in this experiment, and what do its heads and $\kappa$ do?
 #
 # **You need** `04_train` for the methods. **CPU minutes:** a quarter. `bach sweep` runs this notebook for each point of
 # its grid; by hand: `papermill notebooks/single.ipynb out.ipynb -f params/ml1m.yaml -p method v-bach`.

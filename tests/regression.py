@@ -26,10 +26,10 @@ LEAST = 1e-3  # and this, absolute
 def measure(method: str) -> dict[str, float]:
     """One short training: terms of the loss, heads, κ, and accuracy on held-out items."""
     from bachlib.evaluate import diagnostics, evaluate
-    from bachlib.experiment.settings import situation
+    from bachlib.experiment.settings import experiment_of
     from bachlib.experiment.stages import prepared, trained
 
-    p = situation({**WORLD, **SHORT}, "regression")
+    p = experiment_of({**WORLD, **SHORT}, "regression")
     dataset = prepared(p)
     run = trained(method, dataset, p)
     found = {name: evaluate(run, dataset, quiet=True).means[name] for name in ("R@50", "AUPRC")}

@@ -9,7 +9,7 @@ import pytest
 from commands import bach, surroundings
 from logs import random_events, write_movielens_csv
 
-from bachlib.experiment.settings import Situation
+from bachlib.experiment.settings import Experiment
 from bachlib.experiment.stages import prepared, trained
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,7 +45,7 @@ def ran(tmp_path_factory):
 def test_a_log_that_has_changed_is_trained_on_anew(tmp_path):
     columns = {"user": "userId", "item": "movieId", "time": "timestamp"}
     log = write_movielens_csv(tmp_path / "my log.csv", random_events(1, n=4_000))
-    p = Situation(source="csv", path=str(log), columns=columns, min_items=31, k=2, d=4, epochs=1, n_negatives=8)
+    p = Experiment(source="csv", path=str(log), columns=columns, min_items=31, k=2, d=4, epochs=1, n_negatives=8)
     first = trained("all-multihead", prepared(p), p.model_copy(update={"kernel": "von-mises-fisher"}))
     assert trained("all-multihead", prepared(p), p).about == first.about, "opened; it has no kernel"
     write_movielens_csv(log, random_events(2, n=4_000))

@@ -12,7 +12,7 @@ import pytest
 
 from bachlib import BachError
 from bachlib.experiment.notebooks import run
-from bachlib.experiment.settings import notebook_names, read_situation, situation
+from bachlib.experiment.settings import experiment_of, notebook_names, read_experiment
 from bachlib.experiment.sync import all_executed, same_cells
 from bachlib.show.figures import pictures, summary
 
@@ -94,7 +94,7 @@ def test_the_readme_shows_these_figures():
 def test_the_quickstart_gives_its_numbers(monkeypatch):
     """`make run` in full; the numbers are those of the committed file, to rounding."""
     monkeypatch.setenv("BACH_OUTPUT_DIR", os.environ["BACH_TEST_NOTEBOOKS"])
-    folder = run(read_situation("quickstart"))
+    folder = run(read_experiment("quickstart"))
     assert re.fullmatch(r"quickstart-[0-9a-f]{8}", folder.name)
     status = json.loads((folder / "status.json").read_text())
     assert status["status"] == "done" and set(status["notebooks"]) == set(notebook_names())
@@ -124,7 +124,7 @@ def test_the_quickstart_gives_its_numbers(monkeypatch):
 
 def test_a_run_that_fails_says_where_and_keeps_what_there_is():
     with pytest.raises(BachError, match=r"03_data, cell .*BachError: .*no user has 5000 liked items"):
-        run(situation({"name": "broken", "notebooks": ["03_data"], "min_items": 5000}, "broken.yaml"))
+        run(experiment_of({"name": "broken", "notebooks": ["03_data"], "min_items": 5000}, "broken.yaml"))
     from bachlib.files import output_dir
 
     (folder,) = output_dir("runs").glob("broken-*")

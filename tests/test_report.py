@@ -16,7 +16,8 @@ from bachlib.show import layout, plots
 from bachlib.show.document import figure, inline, marked, only_a_table, settings
 from bachlib.show.people import people
 from bachlib.show.plots import style
-from bachlib.show.report import find_run, report
+from bachlib.show.report import report
+from bachlib.train.run import find_run
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -126,7 +126,7 @@ def test_no_scheduler_is_a_message(place):
 
 
 def test_the_report_has_the_table_and_intervals(killed_and_resumed):
-    """By the name that `bach sweep` tells at its end: the situation beside the sweep's file is still found."""
+    """By the name that `bach sweep` tells at its end: the experiment beside the sweep's file is still found."""
     (folder,) = (killed_and_resumed / "sweeps").glob("tiny-sweep-*")
     done = bach("report", folder.name, BACH_OUTPUT_DIR=killed_and_resumed)
     assert done.returncode == 0, done.stderr

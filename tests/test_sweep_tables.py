@@ -6,9 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bachlib import BachError, estimate
+from bachlib import BachError
 from bachlib.evaluate import Evaluation, sweeps
 from bachlib.evaluate.statistics import paired_bootstrap, permutation_test
+from bachlib.experiment import estimate
 from bachlib.experiment.notebooks import STATUS
 from bachlib.experiment.report import report_sweep
 from bachlib.experiment.stages import data_name

@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_limits
 
 from bachlib.evaluate.paper import tables
 from bachlib.experiment.notebooks import STATUS
-from bachlib.experiment.settings import SINGLE, Situation
+from bachlib.experiment.settings import SINGLE, Experiment
 from bachlib.experiment.stages import data_name, heads_of
 from bachlib.files import output_dir, read_json
 from bachlib.model.methods import METHODS
@@ -25,7 +25,7 @@ COUNTED = {"movielens-1m": 253_468}  # with the paper's settings; those of its o
 SHARE = 0.6  # of the speed of a large product that those of a step reach
 
 
-def seconds(p: Situation) -> float:
+def seconds(p: Experiment) -> float:
     """Of one run on one core; where runs of this method on this data are known, they say how fast it goes."""
     if METHODS[p.method].objective == "counts":
         return START
@@ -37,7 +37,7 @@ def seconds(p: Situation) -> float:
     return START + (median(known) if known else windows(p) * _work(p))
 
 
-def _work(p: Situation) -> float:
+def _work(p: Experiment) -> float:
     """Seconds of a training per window of the data: rows and heads, the towers, and the three products of the loss.
 
     All users of a codebook share its logits.
@@ -50,18 +50,18 @@ def _work(p: Situation) -> float:
     return p.epochs * (ROW + HEAD * k + (towers + loss) / (SHARE * _speed()))
 
 
-def _known(method: str, data: str) -> list[tuple[dict, Situation]]:
+def _known(method: str, data: str) -> list[tuple[dict, Experiment]]:
     found = []
     for path in output_dir("runs").glob(f"{method}-*/{STATUS}"):
         noted = read_json(path).get("notebooks", {}).get(SINGLE, {})
         with suppress(KeyError, ValidationError):  # trained in somebody's kernel, or by older code
-            p = Situation(**noted["values"])
+            p = Experiment(**noted["values"])
             if p.method == method and data_name(p) == data:
                 found.append((noted, p))
     return found
 
 
-def windows(p: Situation) -> float:
+def windows(p: Experiment) -> float:
     """Training windows: of the prepared data, else as counted before, or about as many as such a world has.
 
     NaN where nobody knows before the log is prepared.

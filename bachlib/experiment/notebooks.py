@@ -1,4 +1,4 @@
-"""The notebooks in batch: papermill runs them in a situation, one after the other, into one run folder.
+"""The notebooks in batch: papermill runs them in an experiment, one after the other, into one run folder.
 
 A notebook that has run to its end is a finished stage. It is used again as long as its cells, its parameters, our code
 and what it works on (the log, the stages before it) are the same; status.json keeps what that was.
@@ -25,7 +25,7 @@ from papermill.exceptions import PapermillExecutionError
 from bachlib import BachError
 from bachlib.data.download import on_disk
 from bachlib.data.sources import SOURCES
-from bachlib.experiment.settings import SINGLE, Situation, notebook_folder
+from bachlib.experiment.settings import SINGLE, Experiment, notebook_folder
 from bachlib.experiment.stages import run_name
 from bachlib.files import (
     MODELS,
@@ -47,15 +47,15 @@ ABOUT_DATA -= {"d", "width", "seed"}  # which are the model's and the training's
 METRICS, STATUS, PARAMS = "metrics.json", "status.json", "params.yaml"
 
 
-def folder_of(p: Situation) -> Path:
-    """Where a situation is run; a single training lives with its weights."""
+def folder_of(p: Experiment) -> Path:
+    """Where an experiment is run; a single training lives with its weights."""
     if p.notebooks == [SINGLE]:
         return output_dir("runs", run_name(p))
     return output_dir("runs", f"{p.name}-{short_hash(p.model_dump())}")
 
 
-def run(p: Situation, *, fresh: bool = False, report: bool = True) -> Path:
-    """Execute the notebooks of a situation; returns the run folder with its report.
+def run(p: Experiment, *, fresh: bool = False, report: bool = True) -> Path:
+    """Execute the notebooks of an experiment; returns the run folder with its report.
 
     A cell that fails stops the run: the notebook as far as it came is kept, and the status says which one it was.
     """
@@ -103,8 +103,8 @@ def _write_report(folder: Path) -> None:
     report(folder)
 
 
-def as_yaml(p: Situation) -> str:
-    """What was set, to be read again by `read_situation`."""
+def as_yaml(p: Experiment) -> str:
+    """What was set, to be read again by `read_experiment`."""
     said = {"name", "notebooks"} | p.model_fields_set
     return yaml.safe_dump({key: value for key, value in p.model_dump().items() if key in said}, sort_keys=False)
 
@@ -112,7 +112,7 @@ def as_yaml(p: Situation) -> str:
 # ---------------------------------------------------------------------------------------------------------- stages
 
 
-def stages(p: Situation) -> dict[str, dict[str, Any]]:
+def stages(p: Experiment) -> dict[str, dict[str, Any]]:
     """Notebook → the parameters it is run with.
 
     Besides those of its own cell, a notebook about data (one that has a `source`) takes what was set for the data, and
@@ -132,7 +132,7 @@ def _parameters_of(name: str) -> list[str]:
     return list(papermill.inspect_notebook(str(notebook_folder() / f"{name}.ipynb")))
 
 
-def keys(p: Situation) -> dict[str, str]:
+def keys(p: Experiment) -> dict[str, str]:
     """Notebook → a hash of all that its outcome depends on."""
     found: dict[str, str] = {}
     for name, values in stages(p).items():
@@ -149,7 +149,7 @@ def _cells(name: str) -> list[str]:
     return [cell.source for cell in notebook.cells]
 
 
-def _log(p: Situation) -> list[Any]:
+def _log(p: Experiment) -> list[Any]:
     """The raw log as a file: which one, how large, how old; nothing for what is generated or not there yet."""
     path = Path(p.path).expanduser() if p.path else (on_disk(SOURCES[p.source]) if p.source != "planted" else None)
     if path is None or not path.exists():
@@ -158,8 +158,8 @@ def _log(p: Situation) -> list[Any]:
     return [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file()]
 
 
-def finished(p: Situation, folder: Path | None = None) -> dict[str, Any]:
-    """The finished stages of a situation that still count."""
+def finished(p: Experiment, folder: Path | None = None) -> dict[str, Any]:
+    """The finished stages of an experiment that still count."""
     folder = folder or folder_of(p)
     noted, records = read_json(folder / STATUS).get("notebooks", {}), read_json(folder / METRICS)
     return {
@@ -169,7 +169,7 @@ def finished(p: Situation, folder: Path | None = None) -> dict[str, Any]:
     }
 
 
-def is_finished(p: Situation) -> bool:
+def is_finished(p: Experiment) -> bool:
     return set(finished(p)) == set(p.notebooks)
 
 
@@ -191,7 +191,7 @@ def execute(source: Path, target: Path, values: dict[str, Any], cwd: Path | None
     `cwd`: where the kernel stands [default: the folder of the notebooks].
     """
     bar = {"desc": source.stem, "bar_format": "{desc:<16} {n_fmt:>3}/{total_fmt} cells  {elapsed}"}
-    logging.getLogger("papermill").setLevel(logging.ERROR)  # it warns of parameters that the situation has checked
+    logging.getLogger("papermill").setLevel(logging.ERROR)  # it warns of parameters that the experiment has checked
     for last in (False, True):
         try:
             papermill.execute_notebook(

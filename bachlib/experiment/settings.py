@@ -1,4 +1,4 @@
-"""A situation: one flat set of parameters from the raw log to the last picture, as the files of `params/` hold it.
+"""An experiment: one flat set of parameters from the raw log to the last picture, as the files of `params/` hold it.
 
 Everything is checked before anything runs: a key that is none, a wrong type, what cannot go together.
 """
@@ -23,7 +23,7 @@ CHAIN = ["03_data", "04_train", "05_evaluate", "06_heads_and_pi", "07_serving"]
 SINGLE = "single"  # the notebook of one training, which a sweep runs for each of its points
 
 
-class Situation(TrainParams, ModelParams, PrepareParams, WorldParams):
+class Experiment(TrainParams, ModelParams, PrepareParams, WorldParams):
     """Every parameter by one name. Where two parts call something alike: `seed` is of weights and training, `data_seed`
     of the draw of users and of the planted world; `d` and `width` are the model's, `world_d` and `world_width` the
     planted world's."""
@@ -52,6 +52,29 @@ class Situation(TrainParams, ModelParams, PrepareParams, WorldParams):
             raise ValueError("should not be true or false")
         return value
 
+    @property
+    def prepare(self) -> dict[str, Any]:
+        """What `data.prepare` takes."""
+        return self._part(PrepareParams) | {"seed": self.data_seed}
+
+    @property
+    def world(self) -> dict[str, Any]:
+        """What `data.planted.write_world` takes."""
+        return self._part(WorldParams) | {"d": self.world_d, "width": self.world_width, "seed": self.data_seed}
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """What `model.methods.build` takes."""
+        return self._part(ModelParams)
+
+    @property
+    def train(self) -> dict[str, Any]:
+        """What `train.fit` takes."""
+        return self._part(TrainParams)
+
+    def _part(self, of: type[Params]) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in of.model_fields}
+
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         for problem in _impossible(self):
@@ -59,7 +82,7 @@ class Situation(TrainParams, ModelParams, PrepareParams, WorldParams):
         return self
 
 
-def _impossible(p: Situation) -> Iterator[str]:
+def _impossible(p: Experiment) -> Iterator[str]:
     """What no single parameter can know."""
     if p.method not in METHODS:
         yield f"method: there is no {p.method!r}{nearest(p.method, METHODS)}; there are {', '.join(METHODS)}"
@@ -118,9 +141,9 @@ class _EachOnce(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def situation(values: dict[str, Any], where: str) -> Situation:
+def experiment_of(values: dict[str, Any], where: str) -> Experiment:
     """Validated; an error names the file, the key and the nearest right name."""
-    return checked(Situation, values, where)
+    return checked(Experiment, values, where)
 
 
 P = TypeVar("P", bound=Params)
@@ -134,7 +157,7 @@ def checked(model: type[P], values: dict[str, Any], where: str) -> P:
     return validated(model, values, where)
 
 
-def read_situation(path: str | Path, more: dict[str, Any] | None = None) -> Situation:
+def read_experiment(path: str | Path, more: dict[str, Any] | None = None) -> Experiment:
     """A file of `params/`, or its name without .yaml; `more` replaces what it says."""
     path = Path(path)
     if not path.suffix and not path.is_file():
@@ -142,7 +165,7 @@ def read_situation(path: str | Path, more: dict[str, Any] | None = None) -> Situ
     values = {"name": path.stem, **read_yaml(path), **(more or {})}
     if isinstance(values.get("path"), str):
         values["path"] = log_at(values["path"], path)
-    return situation(values, str(path))
+    return experiment_of(values, str(path))
 
 
 def log_at(log: str, file: Path) -> str:
@@ -170,8 +193,3 @@ def notebook_folder() -> Path:
 
 def notebook_names() -> list[str]:
     return sorted(path.stem for path in notebook_folder().glob("*.py"))
-
-
-def part(p: Situation, of: type[P], **renamed: Any) -> dict[str, Any]:
-    """The values of one table of `params.py`."""
-    return {name: getattr(p, name) for name in of.model_fields} | renamed

@@ -1,4 +1,4 @@
-"""What notebooks make of a situation, so that each cell holds one idea and no file handling:
+"""What notebooks make of an experiment, so that each cell holds one idea and no file handling:
 
     p = settings(globals())              # after the parameters cell
     dataset = prepared(p)                # the log, or the planted world, through the pipeline
@@ -19,21 +19,21 @@ from typing import Any
 from bachlib import BachError
 from bachlib.data import Dataset, planted, prepare
 from bachlib.data.download import locate
-from bachlib.experiment.settings import Situation, part, situation
+from bachlib.experiment.settings import Experiment, experiment_of
 from bachlib.files import code_hash, only_one, output_dir, read_json, short_hash
 from bachlib.model.methods import METHODS, build
-from bachlib.params import ModelParams, PrepareParams, TrainParams, WorldParams
+from bachlib.params import PrepareParams
 from bachlib.train import Run, fit
 
 ROOMS_OF_A_TRAINING = ("params.py", "data", "model", "train")
 
 
-def settings(namespace: dict[str, Any]) -> Situation:
-    """The situation of a notebook: its parameters cell and what papermill has put below it.
+def settings(namespace: dict[str, Any]) -> Experiment:
+    """The experiment of a notebook: its parameters cell and what papermill has put below it.
 
     papermill only warns of a parameter the notebook does not have. Here it is refused, with the nearest right name.
     """
-    return situation({name: namespace[name] for name in _parameters(namespace)}, "the notebook's parameters")
+    return experiment_of({name: namespace[name] for name in _parameters(namespace)}, "the notebook's parameters")
 
 
 def _parameters(namespace: dict[str, Any]) -> list[str]:
@@ -47,9 +47,9 @@ def _parameters(namespace: dict[str, Any]) -> list[str]:
     for cell in namespace.get("In", [])[1:]:
         asked = asked or "settings(" in cell
         found = dict.fromkeys(target.id for statement in _literals(cell) for target in statement.targets)
-        if not asked or found.keys() & {*names, *Situation.model_fields}:
+        if not asked or found.keys() & {*names, *Experiment.model_fields}:
             names |= found
-    return list(names) or [name for name in Situation.model_fields if name in namespace]
+    return list(names) or [name for name in Experiment.model_fields if name in namespace]
 
 
 def _literals(cell: str) -> list[ast.Assign]:
@@ -71,42 +71,38 @@ def _plain(statement: ast.stmt) -> bool:
     return True
 
 
-def prepared(p: Situation, quiet: bool = True) -> Dataset:
-    """The data set of a situation, prepared once for all who ask for it."""
-    chosen = part(p, PrepareParams, seed=p.data_seed)
+def prepared(p: Experiment, quiet: bool = True) -> Dataset:
+    """The data set of an experiment, prepared once for all who ask for it."""
+    chosen = p.prepare
     return prepare(p.source, raw_log(p), output_dir("data", data_name(p)), quiet=quiet, **chosen)
 
 
-def raw_log(p: Situation) -> Path:
+def raw_log(p: Experiment) -> Path:
     """Where the log is: as told, or found, or fetched; the planted world is written."""
     if path := p.path or locate(p.source):
         return Path(path).expanduser()
-    return planted.write_world(**_world(p))
+    return planted.write_world(**p.world)
 
 
-def _world(p: Situation) -> dict[str, Any]:
-    return part(p, WorldParams, d=p.world_d, width=p.world_width, seed=p.data_seed)
-
-
-def data_name(p: Situation) -> str:
+def data_name(p: Experiment) -> str:
     """Readable; with a hash where anything differs from what `bach prepare --source …` does."""
-    chosen = part(p, PrepareParams, seed=p.data_seed)
+    chosen = p.prepare
     if p.source == "planted":
-        chosen |= {"world": _world(p)}
+        chosen |= {"world": p.world}
     elif p.path is not None:
         chosen |= {"path": str(Path(p.path).expanduser().resolve())}
     return p.source if chosen == PrepareParams().model_dump() else f"{label(p)}-{short_hash(chosen)}"
 
 
-def label(p: Situation) -> str:
+def label(p: Experiment) -> str:
     """What the data is called: its source, or the file of a log of your own, without what is odd in a folder's name."""
     return re.sub(r"[^\w.-]+", "-", Path(p.path).stem) if p.source in ("csv", "parquet") else p.source
 
 
 def trained(
-    method: str, dataset: Dataset, p: Situation, *, k: int | None = None, seed: int | None = None, **more: Any
+    method: str, dataset: Dataset, p: Experiment, *, k: int | None = None, seed: int | None = None, **more: Any
 ) -> Run:
-    """The training of a method in this situation, finished; `more`: `quiet`, or other parameters than the situation's.
+    """The training of a method in this experiment, finished; `more`: `quiet`, or other parameters.
 
     It goes on where it was stopped. Two who ask for the same training wait for each other. Where the log has changed
     since, it is trained anew.
@@ -115,29 +111,29 @@ def trained(
     p = p.model_copy(update={"method": method, "k": p.k if k is None else k, "seed": p.seed if seed is None else seed})
     if METHODS[method].kernel is None:
         p = p.model_copy(update={"kernel": None})
-    p = situation(p.model_dump(exclude_unset=True) | more, f"training {method}")
+    p = experiment_of(p.model_dump(exclude_unset=True) | more, f"training {method}")
     folder = output_dir("runs", run_name(p, dataset))
     with only_one(folder):
-        model = build(method, dataset, **part(p, ModelParams, k=heads_of(p)))
+        model = build(method, dataset, **p.model | {"k": heads_of(p)})
         trained_on = read_json(folder / "run.json").get("identity", {}).get("data", {}).get("content_hash")
         other_log = trained_on not in (None, dataset.meta["content_hash"])
-        run = fit(model, dataset, part(p, TrainParams), folder, fresh=other_log, quiet=quiet)
+        run = fit(model, dataset, p.train, folder, fresh=other_log, quiet=quiet)
     if run.status != "finished":
         raise BachError(f"the training in {folder} is {run.status}: the same call goes on with it")
     return run
 
 
-def heads_of(p: Situation) -> int:
+def heads_of(p: Experiment) -> int:
     """k, or 1 for a method with one vector: a sweep over k does not train it again for each."""
     row = METHODS[p.method]
     return 1 if row.objective == "counts" else row.heads or p.k
 
 
-def run_name(p: Situation, dataset: Dataset | None = None) -> str:
+def run_name(p: Experiment, dataset: Dataset | None = None) -> str:
     """The folder of a training: readable, and ending in a hash of all that decides it."""
     data = data_name(p) if dataset is None else dataset.folder.name
     strict = {} if dataset is None else dataset.meta.get("strict", {})
     k, settled = heads_of(p), {"device": None, "checkpoint_seconds": None}
     chosen = {"data": data, "strict": strict, "method": p.method, "code": code_hash(ROOMS_OF_A_TRAINING)}
-    chosen |= {"model": part(p, ModelParams, k=k), "train": part(p, TrainParams) | settled}
+    chosen |= {"model": p.model | {"k": k}, "train": p.train | settled}
     return f"{p.method}-{label(p)}-k{k}-s{p.seed}-{short_hash(chosen)}"

@@ -1,4 +1,4 @@
-"""A sweep: situations × a grid, each point one training in a folder of its own, as the files of `params/sweeps` say.
+"""A sweep: experiments × a grid, each point one training in a folder of its own, as the files of `params/sweeps` say.
 
     name: head-matched
     about: Table 3: p-BACH against all-multihead at equal k
@@ -27,7 +27,7 @@ from pydantic import Field
 from bachlib import BachError
 from bachlib.evaluate import Evaluation, diagnostics, evaluate
 from bachlib.experiment.notebooks import METRICS, STATUS, environment, folder_of, is_finished
-from bachlib.experiment.settings import SINGLE, Situation, checked, log_at, nearest, read_situation, read_yaml
+from bachlib.experiment.settings import SINGLE, Experiment, checked, log_at, nearest, read_experiment, read_yaml
 from bachlib.experiment.stages import data_name, heads_of, label, prepared, run_name, trained
 from bachlib.files import (
     RUN_DIR,
@@ -54,8 +54,8 @@ class SweepFile(Params):
 
     name: str = Field(pattern=r"^[\w][\w.-]*$")
     about: str = Field("", description="which table or claim of the paper it is for")
-    base: list[str] = Field(min_length=1, description="situations, as files of params/ or paths")
-    set: dict[str, Any] = Field({}, description="what is other than in the situations, for all points")
+    base: list[str] = Field(min_length=1, description="experiments, as files of params/ or paths")
+    set: dict[str, Any] = Field({}, description="what is other than in the experiments, for all points")
     grid: dict[str, list[Any]] = Field(min_length=1, description="parameter: its values")
     layout: Literal["main", "matched", "data"] = Field(
         "main", description="main: a row per method, best over k; matched: a row per value of `axis`, methods beside "
@@ -71,7 +71,7 @@ class SweepFile(Params):
 class Point(NamedTuple):
     """One run of a sweep."""
 
-    p: Situation
+    p: Experiment
     where: dict[str, Any]  # its place in the grid
 
     @property
@@ -117,7 +117,7 @@ def _impossible(file: SweepFile) -> Iterator[str]:
             yield f"{key} is in the grid; it cannot be set to {file.set[key]!r} for all points"
         if not listed:
             yield f"grid: {key} should have at least one value"
-        if key in Situation.model_fields and key not in VARIES:
+        if key in Experiment.model_fields and key not in VARIES:
             yield f"grid: {key} does not change a training{nearest(key, VARIES)}"
     if file.baseline not in METHODS:
         yield f"baseline: there is no {file.baseline!r}{nearest(file.baseline, METHODS)}"
@@ -157,18 +157,18 @@ def expand(file: SweepFile, path: Path) -> list[Point]:
             where = dict(zip(file.grid, chosen, strict=True))
             more = {**file.set, **where, "notebooks": [SINGLE]}
             try:
-                p = read_situation(base, more)
+                p = read_experiment(base, more)
             except BachError as error:
                 told = ", ".join(f"{key} = {value}" for key, value in where.items())
                 raise BachError(f"{path}, at {told}: {error}") from None
             p = p.model_copy(update={"k": heads_of(p), "name": run_name(p)})
-            several = {"situation": Path(base).stem} if len(file.base) > 1 else {}
+            several = {"experiment": Path(base).stem} if len(file.base) > 1 else {}
             points.setdefault(p.name, Point(p, {"data": label(p), **several} | {key: getattr(p, key) for key in where}))
     return list(points.values())
 
 
 def _beside(base: str, path: Path) -> str:
-    """A situation is looked for beside the sweep's file, then from where one stands; else it is a name in params/."""
+    """An experiment is looked for beside the sweep's file, then from where one stands; else it is a name in params/."""
     found = (place.resolve() for place in (path.parent / base, Path(base)) if place.is_file())
     return str(next(found, base))
 

@@ -42,16 +42,6 @@ def report(folder: str | Path, *, data: Path | None = None, model: nn.Module | N
     return folder / NAME
 
 
-def find_run(name: str | Path) -> Path:
-    """The folder of a run: a path, or the name of a folder in outputs/runs."""
-    runs = output_dir("runs")
-    for folder in (Path(name), runs / name):
-        if folder.is_dir():
-            return folder
-    there = sorted(path.name for path in runs.glob("*") if path.is_dir() and not path.name.startswith("."))
-    raise BachError(f"there is no run {name}; in {runs} there are {', '.join(there) or 'none'}")
-
-
 # --------------------------------------------------------------------------------------------------- a training run
 
 

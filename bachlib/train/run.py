@@ -111,6 +111,16 @@ class Run:
         return f"Run({self.folder.name}: {self.status}{best})"
 
 
+def find_run(name: str | Path) -> Path:
+    """The folder of a run: a path, or the name of a folder in outputs/runs."""
+    runs = output_dir("runs")
+    for folder in (Path(name), runs / name):
+        if folder.is_dir():
+            return folder
+    there = sorted(path.name for path in runs.glob("*") if path.is_dir() and not path.name.startswith("."))
+    raise BachError(f"there is no run {name}; in {runs} there are {', '.join(there) or 'none'}")
+
+
 def data_of(folder: Path, data: Path | None = None) -> Dataset:
     """The data set a run was trained on: in outputs/data, or where `data` says; with its cold users, if it had any."""
     told = read_about(folder)["identity"]["data"]

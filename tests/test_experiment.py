@@ -1,4 +1,4 @@
-"""Situations and sweeps as files: complete, the paper's settings, and wrong ones refused before anything runs."""
+"""Experiments and sweeps as files: complete, the paper's settings, and wrong ones refused before anything runs."""
 
 import re
 from pathlib import Path
@@ -10,14 +10,14 @@ from commands import bach
 
 from bachlib import BachError
 from bachlib.experiment.notebooks import as_yaml, keys
-from bachlib.experiment.settings import CHAIN, SINGLE, Situation, given, notebook_names, read_situation, situation
+from bachlib.experiment.settings import CHAIN, SINGLE, Experiment, experiment_of, given, notebook_names, read_experiment
 from bachlib.experiment.stages import data_name, run_name, settings
 from bachlib.experiment.sweep import read_sweep
 from bachlib.files import code_hash
 from bachlib.params import WorldParams
 
 ROOT = Path(__file__).resolve().parent.parent
-SITUATIONS = ["quickstart", "teaching", "ml1m", "ml20m", "taobao", "netflix"]
+EXPERIMENTS = ["quickstart", "teaching", "ml1m", "ml20m", "taobao", "netflix"]
 SWEEPS = sorted(path.stem for path in (ROOT / "params" / "sweeps").glob("*.yaml"))
 
 
@@ -34,20 +34,20 @@ ABOUT_DATA = [name for name in notebook_names() if "source" in literals(name)]
 # ------------------------------------------------------------------------------------------------- what is in params/
 
 
-@pytest.mark.parametrize("name", SITUATIONS)
-def test_a_situation_is_flat_complete_and_has_reasons(name):
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_experiment_is_flat_complete_and_has_reasons(name):
     path = ROOT / "params" / f"{name}.yaml"
     values = yaml.safe_load(path.read_text())
     assert not any(isinstance(value, dict) for value in values.values()), "flat: papermill takes it as it is"
-    p = read_situation(path)
+    p = read_experiment(path)
     assert p.name == name
     only_planted = {*WorldParams.model_fields} - {"d", "seed", "width"}
     free = {"path", "columns", "user", "n_large", "method"} | (only_planted if p.source != "planted" else set())
     free |= {"min_rating", "min_items", "max_items", "max_users"} if p.source == "planted" else set()
-    usual = {key for key, field in Situation.model_fields.items() if not field.is_required()}
+    usual = {key for key, field in Experiment.model_fields.items() if not field.is_required()}
     for notebook in CHAIN:
         for key, value in literals(notebook).items():
-            said = key in values or key in free or (key in usual and value == Situation.model_fields[key].default)
+            said = key in values or key in free or (key in usual and value == Experiment.model_fields[key].default)
             assert said, f"{name}.yaml leaves {key} of {notebook} to the notebook"
     lines = [line for line in path.read_text().splitlines() if re.match(r"\w+:", line)]
     explained = [line for line in lines if "#" in line]
@@ -57,7 +57,7 @@ def test_a_situation_is_flat_complete_and_has_reasons(name):
 @pytest.mark.parametrize(("name", "epochs"), [("ml20m", 200), ("taobao", 50), ("netflix", 200)])
 def test_the_papers_settings(name, epochs):
     """Appendices A and B, value by value."""
-    p = read_situation(name)
+    p = read_experiment(name)
     table = {"d": 64, "attention_heads": 4, "ff": 128, "dropout": 0.1, "n_hist": 50, "item_width": 128, "tau": 0.07,
              "learning_rate": 1e-3, "batch_size": 512, "n_negatives": 2048, "epochs": epochs, "patience": 10,
              "valid_every": 5, "seed": 0, "min_rating": 4.0, "min_items": 80, "max_items": 50_000,
@@ -68,20 +68,20 @@ def test_the_papers_settings(name, epochs):
 
 def test_quickstart_is_what_the_notebooks_have():
     """So the committed outputs are those of `make run`, and every notebook shares the others' trainings."""
-    p = read_situation("quickstart")
+    p = read_experiment("quickstart")
     assert set(p.notebooks) == set(notebook_names())
     for notebook in ABOUT_DATA:
         for key, value in literals(notebook).items():
             assert getattr(p, key) == value, f"{notebook}: {key}"
     train = [notebook for notebook in ABOUT_DATA if "epochs" in literals(notebook)]
-    ids = {run_name(situation(literals(n), n).model_copy(update={"k": 8, "seed": 0})) for n in train}
+    ids = {run_name(experiment_of(literals(n), n).model_copy(update={"k": 8, "seed": 0})) for n in train}
     assert len(ids) == 1, "the same training has several names"
 
 
-def test_every_parameter_of_a_notebook_is_one_of_the_situation():
+def test_every_parameter_of_a_notebook_is_one_of_the_experiment():
     assert set(CHAIN) | {SINGLE} <= set(ABOUT_DATA)
     for notebook in ABOUT_DATA:
-        assert set(literals(notebook)) <= set(Situation.model_fields), notebook
+        assert set(literals(notebook)) <= set(Experiment.model_fields), notebook
 
 
 @pytest.mark.parametrize("name", SWEEPS)
@@ -130,7 +130,7 @@ def test_tables_have_a_sweep_each():
 def test_a_wrong_file_is_refused_and_named(tmp_path, text, said):
     (tmp_path / "mine.yaml").write_text(text)
     with pytest.raises(BachError, match=re.escape(said)) as error:
-        read_situation(tmp_path / "mine.yaml")
+        read_experiment(tmp_path / "mine.yaml")
     assert str(tmp_path / "mine.yaml") in str(error.value)
 
 
@@ -215,7 +215,7 @@ def test_settings_refuse_what_papermill_only_warns_of():
 
 
 def test_a_training_is_named_by_what_decides_it():
-    p = Situation()
+    p = Experiment()
     same = [{"name": "other"}, {"device": "cpu"}, {"max_eval": 5}, {"user": 3}, {"checkpoint_seconds": 1.0}]
     other = [{"k": 4}, {"epochs": 3}, {"seed": 1}, {"data_seed": 1}, {"min_items": 60}, {"method": "v-bach"},
              {"world_d": 9}, {"patience": 3}]  # fmt: skip
@@ -224,8 +224,8 @@ def test_a_training_is_named_by_what_decides_it():
     assert len(names) == len(other) and run_name(p) not in names
     one_vector = p.model_copy(update={"method": "standard"})
     assert run_name(one_vector) == run_name(one_vector.model_copy(update={"k": 32}))
-    assert data_name(Situation(source="movielens-1m")) == "movielens-1m", "the folder that bach prepare makes"
-    assert data_name(Situation(source="movielens-1m", min_items=60)) != "movielens-1m"
+    assert data_name(Experiment(source="movielens-1m")) == "movielens-1m", "the folder that bach prepare makes"
+    assert data_name(Experiment(source="movielens-1m", min_items=60)) != "movielens-1m"
 
 
 def test_comments_are_no_code(tmp_path, monkeypatch):
@@ -250,11 +250,11 @@ def test_what_makes_a_stage_run_again(tmp_path, monkeypatch):
     log = tmp_path / "log.csv"
     log.write_text("u,i,t\n1,2,3\n")
     columns = {"user": "u", "item": "i", "time": "t"}
-    p = Situation(source="csv", path=str(log), columns=columns, notebooks=["01_sphere", "03_data", "04_train"])
+    p = Experiment(source="csv", path=str(log), columns=columns, notebooks=["01_sphere", "03_data", "04_train"])
     before = keys(p)
     assert keys(p) == before
     changed = keys(p.model_copy(update={"k": 4}))
-    assert changed["01_sphere"] == before["01_sphere"], "formulas do not depend on the situation"
+    assert changed["01_sphere"] == before["01_sphere"], "formulas do not depend on the experiment"
     assert changed["04_train"] != before["04_train"] and changed["03_data"] == before["03_data"]
     log.write_text("u,i,t\n1,2,3\n4,5,6\n")
     assert keys(p)["03_data"] != before["03_data"], "another log"
@@ -263,20 +263,20 @@ def test_what_makes_a_stage_run_again(tmp_path, monkeypatch):
     assert all(keys(p)[name] != key for name, key in before.items()), "another code"
 
 
-def test_a_situation_survives_its_file(tmp_path):
-    p = read_situation("ml1m", {"k": 5})
+def test_a_experiment_survives_its_file(tmp_path):
+    p = read_experiment("ml1m", {"k": 5})
     (tmp_path / "params.yaml").write_text(as_yaml(p))
-    again = read_situation(tmp_path / "params.yaml")
+    again = read_experiment(tmp_path / "params.yaml")
     assert again == p and run_name(again) == run_name(p)
 
 
 def test_other_files_that_are_none(tmp_path, monkeypatch):
     (tmp_path / "latin.yaml").write_bytes("name: café".encode("latin-1"))
     with pytest.raises(BachError, match="is not YAML"):
-        read_situation(tmp_path / "latin.yaml")
+        read_experiment(tmp_path / "latin.yaml")
     (tmp_path / "quickstart").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert read_situation("quickstart").name == "quickstart", "a folder of that name is in nobody's way"
+    assert read_experiment("quickstart").name == "quickstart", "a folder of that name is in nobody's way"
 
 
 def test_a_log_with_an_odd_name_gives_a_folder_with_a_plain_one(tmp_path):
@@ -286,12 +286,12 @@ def test_a_log_with_an_odd_name_gives_a_folder_with_a_plain_one(tmp_path):
     (tmp_path / "sweep.yaml").write_text("base: [mine.yaml]\ngrid: {k: [4]}")
     (point,) = read_sweep(tmp_path / "sweep.yaml").points
     assert point.name.startswith("p-bach-ratings-1--k4-s0-")
-    assert situation(point.p.model_dump(exclude_unset=True), "again") == point.p
+    assert experiment_of(point.p.model_dump(exclude_unset=True), "again") == point.p
 
 
 def test_a_path_is_found_from_where_one_stands_or_beside_the_file(tmp_path, monkeypatch):
     (tmp_path / "my.csv").write_text("x")
     (tmp_path / "mine.yaml").write_text("source: csv\npath: my.csv\ncolumns: {user: u, item: i, time: t}")
-    assert read_situation(tmp_path / "mine.yaml").path == str(tmp_path / "my.csv")
+    assert read_experiment(tmp_path / "mine.yaml").path == str(tmp_path / "my.csv")
     monkeypatch.chdir(tmp_path)
-    assert read_situation("mine.yaml").path == str(tmp_path / "my.csv")
+    assert read_experiment("mine.yaml").path == str(tmp_path / "my.csv")
