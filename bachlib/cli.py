@@ -76,11 +76,9 @@ def run(
     report: Annotated[bool, typer.Option(help="write pages and the report")] = True,
 ) -> None:
     """Execute the notebooks of an experiment in batch; what is finished and unchanged is used again."""
-    from bachlib.experiment.cluster import on_leash
     from bachlib.experiment.notebooks import run as run_notebooks
     from bachlib.experiment.settings import given, read_experiment
 
-    on_leash()
     folder = run_notebooks(read_experiment(params, given(set_ or [])), fresh=fresh, report=report)
     typer.echo(f"done. The report is {folder / 'report.html'}" if report else f"done → {folder}")
 
@@ -96,16 +94,16 @@ def sweep(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would run and about how long")] = False,
 ) -> None:
     """Run a grid of trainings, each in its own process; the same call again goes on where it stopped."""
-    from bachlib.experiment import live
+    from bachlib.experiment import cluster
     from bachlib.experiment.settings import given
     from bachlib.experiment.sweep import read_sweep
 
     chosen = read_sweep(sweep, base=base, more=given(set_ or []))
     if dry_run:
-        typer.echo(live.plan(chosen, workers, threads))
+        typer.echo(cluster.plan(chosen, workers, threads))
         return
-    outcomes = live.run_sweep(chosen, workers=workers, threads=threads, dask=dask)
-    failed = live.failures(chosen.points, outcomes)
+    outcomes = cluster.run_sweep(chosen, workers=workers, threads=threads, dask=dask)
+    failed = cluster.failures(chosen.points, outcomes)
     typer.echo(f"{len(outcomes) - len(failed)} of {len(outcomes)} runs are done → {chosen.folder}")
     if failed:
         typer.secho("\n".join([f"{len(failed)} failed:", *failed]), fg="red", err=True)

@@ -34,7 +34,7 @@ import pandas as pd
 from IPython.display import Markdown, display
 
 from bachlib.evaluate import sweeps
-from bachlib.experiment.sweep import data_sizes, has_results, perform_here, read_sweep, results
+from bachlib.experiment.sweep import data_sizes, read_sweep, results, run_here, state
 from bachlib.files import record
 from bachlib.show import plots
 
@@ -55,9 +55,9 @@ def tidy(table: pd.DataFrame, digits: int = 4) -> pd.DataFrame:
 chosen = read_sweep(sweep)
 file, points = chosen.file, chosen.points
 for point in points if complete else []:
-    if not has_results(point):
-        with suppress(Exception):  # its folder keeps the error, and section 2 tells it
-            perform_here(point)
+    if state(point).status != "done":
+        with suppress(Exception):  # its folder keeps the error, and section 2 shows it
+            run_here(point)
 runs, found = results(points)
 done = runs[runs.index.isin(found)]
 Markdown(f"**{file.name}**: {file.about or 'nobody said what it is about'}. {len(found)} of {len(runs)} have results.")

@@ -38,57 +38,42 @@ log_steps = 10
 seed = 0
 
 # %%
-import numpy as np
-
-from bachlib.evaluate import diagnostics, evaluate, paper
-from bachlib.experiment.stages import prepared, settings, trained
+from bachlib.evaluate import paper
+from bachlib.experiment.stages import measured, settings
 from bachlib.files import record
-from bachlib.show import plots
 
 p = settings(globals())
-dataset = prepared(p)
-dataset
 
 # %% [markdown]
-# ## The training
+# ## Train and rank the test items
 #
-# Finished before, it is opened; stopped, it goes on.
-
-# %%
-run = trained(method, dataset, p)
-run
-
-# %%
-plots.training(run.history, method)
-
-# %% [markdown]
-# **What you should see.** The loss falls. Validation AUPRC (dots) rises and levels off; the weights that are kept are
-# those of its maximum.
-#
-# ## The test items
-#
-# Over the full catalogue, every earlier item of the user excluded. The row per user stays beside the weights, so that
+# A training that is finished is opened, and one that was stopped is resumed. Then every test item is ranked in the full
+# catalogue, without the user's earlier items. The run folder keeps the weights and one row of metrics per user, so that
 # methods can be compared user by user.
 
 # %%
-result = evaluate(run, dataset, max_users=p.max_eval)
-result.save(run.folder)
-result
+point = measured(p, quiet=False)
+point.run
 
 # %%
-plots.recall_curves({method: result.ranks}, up_to=min(500, dataset.n_items - 1))
+point.result
+
+# %%
+point.run.history.set_index("step").filter(["loss", "valid_auprc"]).dropna(how="all").tail(5).round(4)
 
 # %% [markdown]
+# **What you should see.** The loss falls. Validation AUPRC rises and levels off. The weights that are kept are those
+# with the best validation AUPRC. `bach report` draws pictures of the run.
+#
 # ## Heads and $\kappa$
 #
-# On held-out items, with the whole catalogue as candidates: heads in use, their cosine, and for BACH the gap
-# $\mathrm{KL}(\gamma\,\|\,\gamma^{con})$ and $\kappa$, which the paper finds in the range below without any prior.
+# These numbers are measured on held-out items, with the whole catalogue as candidates: the number of heads in use, their
+# mean cosine, and for BACH the gap $\mathrm{KL}(\gamma\,\|\,\gamma^{con})$ and $\kappa$. The paper finds the largest
+# $\kappa$ in the range below, without any prior on it.
 
 # %%
-users = result.per_user.index.to_numpy()[:2_000]
-heads = diagnostics.summary(run.model, dataset, users) if method != "mostpop" else {}
-assert all(np.isfinite(value) for value in heads.values())
-heads, {"largest κ in the paper": paper.kappa_range(method)}
+assert all(value == value for value in point.heads.values()), "a value is not a number"
+point.heads, {"largest κ in the paper": paper.kappa_range(method)}
 
 # %% [markdown]
 # ## Exercises
@@ -111,7 +96,7 @@ heads, {"largest κ in the paper": paper.kappa_range(method)}
 # </details>
 
 # %%
-record("single", {name: round(value, 6) for name, value in {**result.means, **heads}.items()}, run.folder)
+record("single", point.record)
 
 # %% [markdown]
 # **Next:** `bach sweep` for many of these, and [`09_sweep_report`](09_sweep_report.ipynb) for their table.

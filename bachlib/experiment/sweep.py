@@ -25,14 +25,15 @@ import yaml
 from pydantic import Field
 
 from bachlib import BachError
-from bachlib.evaluate import Evaluation, diagnostics, evaluate
-from bachlib.experiment.notebooks import METRICS, STATUS, environment, folder_of, is_finished
+from bachlib.evaluate import Evaluation
+from bachlib.experiment.notebooks import METRICS, STATUS, environment, folder_of, keys, stages
 from bachlib.experiment.settings import SINGLE, Experiment, checked, log_at, nearest, read_experiment, read_yaml
-from bachlib.experiment.stages import data_name, heads_of, label, prepared, run_name, trained
+from bachlib.experiment.stages import data_name, heads_of, label, measured, run_name
 from bachlib.files import (
     RUN_DIR,
     canonical_json,
     in_progress,
+    only_one,
     output_dir,
     project_root,
     read_json,
@@ -43,6 +44,7 @@ from bachlib.files import (
 from bachlib.model.methods import METHODS
 from bachlib.params import ModelParams, Params, PrepareParams, TrainParams, WorldParams
 
+LOG = "log.txt"  # of a point: what its process printed
 FILE = "sweep.yaml"
 AXES = {*ModelParams.model_fields, *TrainParams.model_fields} - {"seed", "device", "checkpoint_seconds"}
 VARIES = AXES | {*PrepareParams.model_fields, *WorldParams.model_fields}  # what makes another training
@@ -111,7 +113,7 @@ def read_sweep(path: str | Path, *, base: list[str] | None = None, more: dict[st
 
 
 def _impossible(file: SweepFile) -> Iterator[str]:
-    """What a file of a sweep cannot mean."""
+    """Reasons to reject a sweep file."""
     for key, listed in file.grid.items():
         if key in file.set:
             yield f"{key} is in the grid; it cannot be set to {file.set[key]!r} for all points"
@@ -180,88 +182,70 @@ def keep(sweep: Sweep) -> Path:
 
 
 class State(NamedTuple):
-    status: str  # done, failed, stopped, running, or new
+    status: str  # done, failed, stopped, running, or missing
     seconds: float | None = None
     error: str | None = None
 
 
 def state(point: Point) -> State:
-    """What is known of a point from its folder."""
-    if is_finished(point.p):
-        noted = read_json(point.folder / STATUS)
-        return State("done", noted["notebooks"][SINGLE]["seconds"])
+    """The state of a point, from its folder. This is the one meaning of *done*: the record of these cells, parameters,
+    log and code is there, with the evaluation behind it, made from the data as it is now."""
     noted = read_json(point.folder / STATUS)
-    if noted.get("status") == "done":  # of older code or another notebook
-        return State("new")
-    if noted.get("status") == "running" and not in_progress(point.folder / STATUS):  # killed
+    stage = noted.get("notebooks", {}).get(SINGLE, {})
+    if noted.get("status") == "done":
+        valid = stage.get("key") == keys(point.p)[SINGLE] and record_of(point) and _is_of_this_data(point)
+        return State("done", stage["seconds"]) if valid else State("missing")
+    if noted.get("status") == "running" and not in_progress(point.folder / STATUS):  # its process was killed
         return State("stopped")
-    return State(noted.get("status", "new"), None, noted.get("error"))
+    return State(noted.get("status", "missing"), None, noted.get("error"))
+
+
+def _is_of_this_data(point: Point) -> bool:
+    path = point.folder / "evaluation-test.json"
+    known = read_json(path).get("protocol", {}).get("content_hash")
+    data = read_json(output_dir("data", data_name(point.p), "meta.json")).get("content_hash")
+    return path.exists() and (known is None or data is None or known == data)  # None: damaged, which loading reports
 
 
 def record_of(point: Point) -> dict[str, Any]:
     return read_json(point.folder / METRICS).get(SINGLE, {})
 
 
+def run_here(point: Point) -> None:
+    """Train and evaluate a point in this process: what `bach sweep` does by executing the notebook `single`."""
+    start, noted = time.perf_counter(), {"status": "stopped"}
+    point.folder.mkdir(parents=True, exist_ok=True)
+    with only_one(point.folder / STATUS):
+        try:
+            with environment(**{RUN_DIR: str(point.folder)}):
+                record(SINGLE, measured(point.p).record)
+            stage = {"seconds": round(time.perf_counter() - start, 1), "key": keys(point.p)[SINGLE]}
+            noted = {"status": "done", "notebooks": {SINGLE: stage | {"values": stages(point.p)[SINGLE]}}}
+        except Exception as error:
+            noted = {"status": "failed", "failed": SINGLE, "error": f"{type(error).__name__}: {error}"[:2000]}
+            raise
+        finally:
+            write_text(point.folder / STATUS, canonical_json(noted))
+
+
 # ---------------------------------------------------------------------------------------------------------- results
-
-
-def has_results(point: Point) -> bool:
-    """Trained to its end and evaluated: by `bach sweep`, or in somebody's kernel (`perform_here`); on the data as it is
-    now, for as many users as asked for."""
-    ended = read_json(point.folder / "run.json").get("status") == "finished"
-    if not ended or not (point.folder / "evaluation-test.json").exists():
-        return False
-    protocol = read_json(point.folder / "evaluation-test.json").get("protocol")
-    data = read_json(output_dir("data", data_name(point.p), "meta.json"))
-    if not protocol or not data:  # damaged, which loading tells, or the data is gone
-        return True
-    users = min(point.p.max_eval, data["counts"]["users"])
-    return (protocol["content_hash"], protocol["users"]["n"]) == (data["content_hash"], users)
-
-
-def perform_here(point: Point) -> dict[str, Any]:
-    """Train and evaluate a point in this process; returns the record that the notebook `single` would write.
-
-    No notebook is executed, so for `bach sweep` the stage is not finished: it opens this training and runs the rest.
-    """
-    p, start = point.p, time.perf_counter()
-    noted: dict[str, Any] = {"status": "stopped", "notebooks": {}}
-    try:
-        dataset = prepared(p)
-        run = trained(p.method, dataset, p)
-        result = evaluate(run, dataset, max_users=p.max_eval, quiet=True)
-        users = result.per_user.index.to_numpy()[:2_000]
-        heads = diagnostics.summary(run.model, dataset, users) if p.method != "mostpop" else {}
-        result.save(run.folder)
-        with environment(**{RUN_DIR: str(run.folder)}):
-            kept = record(SINGLE, {k: round(v, 6) for k, v in {**result.means, **heads}.items()}, run.folder)
-        noted = {"status": "done", "notebooks": {SINGLE: {"seconds": round(time.perf_counter() - start, 1)}}}
-    except Exception as error:
-        noted = {"status": "failed", "failed": SINGLE, "error": f"{type(error).__name__}: {error}"[:2000]}
-        raise
-    finally:
-        write_text(point.folder / STATUS, canonical_json(noted))
-    return kept
 
 
 def results(points: Sequence[Point]) -> tuple[pd.DataFrame, dict[str, Evaluation]]:
     """A row per point: data, method, its place in the grid, status (done, failed, stopped, running, missing), seconds,
-    error, log, the numbers of its record; and the evaluations of those that have results."""
+    error, log, the numbers of its record; and the evaluations of the points that are done."""
     rows, found = {}, {}
     for point, data in zip(points, data_labels(points), strict=True):
-        now, noted = state(point), read_json(point.folder / STATUS)
-        status, error = "missing" if now.status == "new" else now.status, now.error
+        now = state(point)
         try:
-            if has_results(point):
-                status, error, found[point.name] = "done", None, Evaluation.load(point.folder)
+            if now.status == "done":
+                found[point.name] = Evaluation.load(point.folder)
         except BachError as damaged:
-            status, error = "failed", str(damaged)
-        log = f"runs/{point.name}/log.txt" if (point.folder / "log.txt").exists() else None
-        told = {"status": status, "seconds": noted.get("notebooks", {}).get(SINGLE, {}).get("seconds")}
-        told |= {"error": error, "log": log}
+            now = State("failed", None, str(damaged))
+        log = f"runs/{point.name}/{LOG}" if (point.folder / LOG).exists() else None
         means = found[point.name].means | record_of(point) if point.name in found else {}
         where = {key: "none" if value is None else value for key, value in point.where.items()}
-        rows[point.name] = {**where, "data": data, "method": point.p.method, **told, **means}
+        rows[point.name] = {**where, "data": data, "method": point.p.method, **now._asdict(), "log": log, **means}
     table = pd.DataFrame.from_dict(rows, orient="index")
     return table[[*dict.fromkeys(["data", "method", *table.columns])]], found
 

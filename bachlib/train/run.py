@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,25 @@ from torch import nn
 
 from bachlib import BachError
 from bachlib.data import Dataset
-from bachlib.files import canonical_json, differences, output_dir, short_hash, versions, write_table, write_text
+from bachlib.files import (
+    canonical_json,
+    code_hash,
+    differences,
+    output_dir,
+    read_json,
+    short_hash,
+    versions,
+    write_table,
+    write_text,
+)
 from bachlib.model.methods import Method, build
 from bachlib.params import ModelParams, TrainParams
 from bachlib.train.checkpoint import load_weights
 
-# how long or where one trains does not make it another run
+# a run may be resumed with other values of these
 FREE = {"epochs", "patience", "device", "checkpoint_seconds"}
+# the code that decides a training, beside its data and parameters
+CODE = ("model", "rank", "train", "data/dataset.py", "data/windows.py")
 
 
 class Run:
@@ -56,14 +69,14 @@ class Run:
         """The run of these parameters: a new folder, or one whose run is the same."""
         identity = {
             "model": model.config,
-            "data": {"name": dataset.folder.name}
-            | {key: dataset.meta[key] for key in ("content_hash", "strict") if key in dataset.meta},
+            "data": dataset.identity,
             "train": {name: value for name, value in params.model_dump().items() if name not in FREE},
         }
         limits = {"epochs": params.epochs, "patience": params.patience}
         if folder is None:
-            name = f"{model.config.get('method', 'own')}-{dataset.folder.name}-{short_hash(identity)}"
-            folder = output_dir("runs", name)
+            folder = output_dir("runs", name_of_run(model.config, dataset.identity, params.model_dump()))
+            known = read_json(folder / "run.json").get("identity", {}).get("data", {})
+            fresh = fresh or known.get("content_hash") not in (None, dataset.meta["content_hash"])
         if (folder / "run.json").exists() and not fresh:
             there = read_about(folder)
             if different := differences(there["identity"], identity, "there", "here"):
@@ -109,6 +122,18 @@ class Run:
     def __repr__(self) -> str:
         best = f", best AUPRC {self.best['auprc']:.4f} in epoch {self.best['epoch']}" if self.best else ""
         return f"Run({self.folder.name}: {self.status}{best})"
+
+
+def name_of_run(config: dict[str, Any], data: dict[str, Any], train: dict[str, Any]) -> str:
+    """The folder of a training in outputs/runs: method, data, k and seed, and a hash of all that decides the training.
+
+    `config`: of the model; `data`: its name and draw of cold users. The content of the data is compared when a run is
+    opened, so the name is known before the data is prepared.
+    """
+    chosen = {"data": data["name"], "strict": data.get("strict", {}), "model": config, "code": code_hash(CODE)}
+    chosen |= {"train": {key: value for key, value in train.items() if key not in ("device", "checkpoint_seconds")}}
+    label, k = re.sub(r"-[0-9a-f]{8}$", "", data["name"]), config.get("params", {}).get("k", "")
+    return f"{config.get('method', 'own')}-{label}-k{k}-s{train['seed']}-{short_hash(chosen)}"
 
 
 def find_run(name: str | Path) -> Path:
