@@ -12,7 +12,7 @@ import typer
 
 from bachlib import BachError
 from bachlib.data.sources import SOURCES
-from bachlib.params import PrepareParams
+from bachlib.params import ModelParams, PrepareParams, TrainParams
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False, help=__doc__)
 DEFAULT = {name: field.default for name, field in PrepareParams.model_fields.items()}
@@ -158,22 +158,24 @@ def train(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="any other parameter, e.g. --set epochs=20 --set cls_scale=0.1")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="run folder [default: outputs/runs/<method>-<data>-<hash>]")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="run folder [default: outputs/runs/<method>-<data>-k<k>-s<seed>-<hash>]")
+    ] = None,
     strict: Annotated[float, typer.Option(help="share of users to leave cold: never trained on, only evaluated")] = 0.0,
     fresh: Annotated[bool, typer.Option(help="start anew instead of going on where a run has stopped")] = False,
 ) -> None:
     """Train a method; the same command again goes on where it stopped. With torchrun: on several processes."""
     from bachlib.data import Dataset
     from bachlib.evaluate import evaluate
+    from bachlib.experiment.settings import experiment_of, given
     from bachlib.model.methods import build
     from bachlib.train import fit
-    from bachlib.train.run import split_params
 
     dataset = Dataset.load(data)
     dataset = dataset.strict(strict) if strict else dataset
-    model_params, train_params = split_params(set_ or [])
-    model = build(method, dataset, k, seed=seed, **model_params)
-    run = fit(model, dataset, {"seed": seed, **train_params}, out, fresh=fresh)
+    known = {*ModelParams.model_fields, *TrainParams.model_fields} - {"k", "seed"}
+    p = experiment_of({"method": method, "k": k, "seed": seed, **given(set_ or [], known)}, "bach train")
+    run = fit(build(method, dataset, **p.model), dataset, p.train, out, fresh=fresh)
     if int(os.environ.get("RANK", 0)) == 0:
         if run.status == "finished":
             result = evaluate(run, dataset)

@@ -116,10 +116,10 @@ def test_tables_have_a_sweep_each():
         ("method: p-bech", "method: there is no 'p-bech'; did you mean 'p-bach'?"),
         ("source: movielens-1k", "source: there is no 'movielens-1k'; did you mean 'movielens-1"),
         ("{d: 10}", "attention_heads: should divide the width (10), got 4"),
-        ("{method: standard, kernel: von-mises-fisher}", "kernel: 'von-mises-fisher' cannot go with method 'standard'"),
-        ("{source: csv}", "path: source 'csv' is a log of your own: say where it is"),
-        ("{columns: {user: a, item: b, time: c}}", "columns: source 'planted' has its own"),
-        ("{n_items: 50, d: 64}", "d: PureSVD of rank 64 needs more users and items"),
+        ("{method: standard, kernel: von-mises-fisher}", "kernel: method 'standard' has no kernel"),
+        ("{source: csv}", "path: source 'csv' needs the path of your log"),
+        ("{columns: {user: a, item: b, time: c}}", "columns: source 'planted' has fixed columns"),
+        ("{n_items: 50, d: 64}", "d: should be smaller than n_users"),
         ("notebooks: [04_trian]", "notebooks: there is no '04_trian'; did you mean '04_train'?"),
         ("k: 4\nd: 8\nk: 8", "'k' is there twice"),
         ("learning_rate: .inf", "learning_rate: Input should be a finite number, got inf"),
@@ -175,8 +175,10 @@ def test_words_of_the_command_line():
     }  # fmt: skip
     with pytest.raises(BachError, match="--set k: should be name=value"):
         given(["k"])
-    with pytest.raises(BachError, match="a value is not YAML"):
+    with pytest.raises(BachError, match="the value is not YAML"):
         given(["k=["])
+    with pytest.raises(BachError, match="--set epoch=5: 'epoch' is not a parameter here; did you mean 'epochs'"):
+        given(["epoch=5"], {"epochs", "d"})
     done = bach("run", "quickstart", "--set", "n_user=3")
     assert done.returncode == 2 and "did you mean 'n_users'?" in done.stderr and "quickstart.yaml" in done.stderr
 

@@ -9,14 +9,12 @@ environment.json       versions
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
 from torch import nn
 
 from bachlib import BachError
@@ -33,7 +31,7 @@ from bachlib.files import (
     write_text,
 )
 from bachlib.model.methods import Method, build
-from bachlib.params import ModelParams, TrainParams
+from bachlib.params import TrainParams
 from bachlib.train.checkpoint import load_weights
 
 # a run may be resumed with other values of these
@@ -151,21 +149,6 @@ def data_of(folder: Path, data: Path | None = None) -> Dataset:
     told = read_about(folder)["identity"]["data"]
     dataset = Dataset.load(data or output_dir("data", told["name"]))
     return dataset.strict(**told["strict"]) if "strict" in told else dataset
-
-
-def split_params(settings: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """["d=32", "epochs=5"] → (parameters of the model, parameters of the training)."""
-    chosen: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
-    tables = ({*ModelParams.model_fields} - {"k", "seed"}, {*TrainParams.model_fields} - {"seed"})
-    for setting in settings:
-        name, equals, value = setting.partition("=")
-        which = next((n for n, table in enumerate(tables) if name in table), None)
-        if which is None or not equals:
-            near = difflib.get_close_matches(name, sorted(tables[0] | tables[1]), 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise BachError(f"--set {setting}: should be name=value with a parameter of the model or training{hint}")
-        chosen[which][name] = yaml.safe_load(value)
-    return chosen
 
 
 def read_about(folder: Path) -> dict[str, Any]:
