@@ -147,7 +147,7 @@ def test_a_wrong_file_is_refused_and_named(tmp_path, text, said):
         ("base: [quickstart]\ngrid: {seeds: [1, 2]}", "grid: seeds does not change a training; did you mean 'seed'?"),
         ("base: [quickstart]\ngrid: {k: [4]}\nset: {k: 3}", "k is in the grid; it cannot be set to 3"),
         ("base: [quickstart]\ngrid: {k: [4]}\nset: [1]", "set: Input should be a valid dictionary"),
-        ("base: [quickstart]\ngrid: {k: [4]}\naxis: kk", "axis: 'kk' is no parameter of a model or a training"),
+        ("base: [quickstart]\ngrid: {k: [4]}\naxis: kk", "axis: 'kk' is not a parameter of a model or a training"),
         (
             "base: [quickstart]\ngrid: {k: [4]}\nbaseline: p-bch",
             "baseline: there is no 'p-bch'; did you mean 'p-bach'?",

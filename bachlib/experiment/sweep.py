@@ -1,4 +1,4 @@
-"""A sweep: experiments × a grid, each point one training in a folder of its own, as the files of `params/sweeps` say.
+"""A sweep: experiments × a grid. Each point is one training in its own folder. The files of `params/sweeps`:
 
     name: head-matched
     about: Table 3: p-BACH against all-multihead at equal k
@@ -7,7 +7,7 @@
       method: [all-multihead, p-bach]
       k: [8, 16, 32]
 
-Points that come to the same training are one: a method with one vector is not trained again for each k, and what
+Points with the same training are merged: a method with one vector is not trained again for each k, and a point that
 another sweep has finished is not run again.
 """
 
@@ -57,7 +57,7 @@ class SweepFile(Params):
     name: str = Field(pattern=r"^[\w][\w.-]*$")
     about: str = Field("", description="which table or claim of the paper it is for")
     base: list[str] = Field(min_length=1, description="experiments, as files of params/ or paths")
-    set: dict[str, Any] = Field({}, description="what is other than in the experiments, for all points")
+    set: dict[str, Any] = Field({}, description="values that replace those of the experiments, for all points")
     grid: dict[str, list[Any]] = Field(min_length=1, description="parameter: its values")
     layout: Literal["main", "matched", "data"] = Field(
         "main", description="main: a row per method, best over k; matched: a row per value of `axis`, methods beside "
@@ -91,7 +91,7 @@ class Sweep(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        """The same file with other bases or settings is another sweep."""
+        """Another base or setting gives another folder."""
         told = [point.p.model_dump(exclude={"name"}) for point in self.points]
         return output_dir("sweeps", f"{self.file.name}-{short_hash(told)}")
 
@@ -124,11 +124,11 @@ def _impossible(file: SweepFile) -> Iterator[str]:
     if file.baseline not in METHODS:
         yield f"baseline: there is no {file.baseline!r}{nearest(file.baseline, METHODS)}"
     if file.axis not in AXES:
-        yield f"axis: {file.axis!r} is no parameter of a model or a training{nearest(file.axis, AXES)}"
+        yield f"axis: {file.axis!r} is not a parameter of a model or a training{nearest(file.axis, AXES)}"
 
 
 def found_at(path: Path) -> Path:
-    """The file of a sweep that is named by its file, its name or its folder."""
+    """The file of a sweep, from its path, its name or its folder."""
     places = [path, path / FILE, project_root() / "params" / "sweeps" / f"{path}.yaml"]
     places.append(output_dir("sweeps", str(path), FILE))
     for place in places:
@@ -139,7 +139,7 @@ def found_at(path: Path) -> Path:
 
 
 def is_sweep(path: str | Path) -> bool:
-    """A sweep's file, its name in params/sweeps (unless a run is called so), or its folder."""
+    """Is this a sweep's file, its name in params/sweeps (a run of that name comes first), or its folder?"""
     path = Path(path)
     if path.is_file():
         return path.suffix in (".yaml", ".yml") and "grid" in read_yaml(path)
@@ -170,13 +170,13 @@ def expand(file: SweepFile, path: Path) -> list[Point]:
 
 
 def _beside(base: str, path: Path) -> str:
-    """An experiment is looked for beside the sweep's file, then from where one stands; else it is a name in params/."""
+    """An experiment's file beside the sweep's file or in the working folder; else it is a name in params/."""
     found = (place.resolve() for place in (path.parent / base, Path(base)) if place.is_file())
     return str(next(found, base))
 
 
 def keep(sweep: Sweep) -> Path:
-    """Write the sweep into its folder, so that it can be reported on by name."""
+    """Write the sweep's file into its folder, so that `bach report` finds it by name; returns the folder."""
     write_text(sweep.folder / FILE, yaml.safe_dump(sweep.file.model_dump(), sort_keys=False, allow_unicode=True))
     return sweep.folder
 
@@ -251,7 +251,7 @@ def results(points: Sequence[Point]) -> tuple[pd.DataFrame, dict[str, Evaluation
 
 
 def data_labels(points: Sequence[Point]) -> list[str]:
-    """What the data of each point is called; with a hash where a label stands for several data sets."""
+    """The name of each point's data; with a hash if one label stands for several data sets."""
     known = defaultdict(set)
     for point in points:
         known[label(point.p)].add(data_name(point.p))
@@ -259,6 +259,6 @@ def data_labels(points: Sequence[Point]) -> list[str]:
 
 
 def data_sizes(points: Sequence[Point]) -> dict[str, dict[str, int]]:
-    """Users, items and windows of each data set, of those that are prepared."""
+    """Users, items and windows of each data set that is prepared."""
     names = dict(zip(data_labels(points), (data_name(point.p) for point in points), strict=True))
     return {data: read_json(output_dir("data", name, "meta.json")).get("counts", {}) for data, name in names.items()}
