@@ -324,9 +324,9 @@ f"{len(at) / len(tied.sequences):.1%} of the places hold another item; NDCG@100 
 #
 # ## 9 · The paper beside our results
 #
-# The paper's numbers are stored as data (`params/paper_tables.yaml`). Absolute values of different data sets cannot be
-# compared. Relative gains over all-multihead can at least be shown side by side. (By AUPRC we mean the full ranking.
-# The paper's text can also be read as AP@100, see `metrics.average_precision`.)
+# The paper's numbers are stored as data (`bachlib/evaluate/paper_tables.yaml`). Absolute values of different data sets
+# cannot be compared. Relative gains over all-multihead can at least be shown side by side. (By AUPRC we mean the full
+# ranking. The paper's text can also be read as AP@100, see `metrics.average_precision`.)
 
 # %%
 mine = made.numbers.loc[made.numbers["method"] == "p-bach", ["metric", "gain", "gain_low", "gain_high"]]
