@@ -74,16 +74,17 @@ dataset
 source_of(methods, start="METHODS = {", stop="}  # fmt: skip")
 
 # %% [markdown]
-# The towers (appendix B). $\mathbf{e}_i$ is the frozen PureSVD row of item $i$, and the MLP starts at zero:
+# The towers (appendix B). $\mathbf{e}_i$ is the frozen PureSVD row of item $i$, and the last layer of the MLP starts at
+# zero:
 #
 # $$\mathbf{v}_i = \frac{\mathbf{e}_i + \mathrm{MLP}_\phi(\mathbf{e}_i)}
 # {\|\mathbf{e}_i + \mathrm{MLP}_\phi(\mathbf{e}_i)\|}, \qquad
 # (\mathbf{u}^{(1)}, \dots, \mathbf{u}^{(k)}) = F_\theta(\mathbf{x}_u), \qquad
-# \pi_u = \mathrm{softmax}\big(\pi_\xi(\mathbf{x}_u)\big), \qquad \kappa_r = e^{\rho_\psi(\mathbf{u}^{(r)})}.$$
+# \pi_u = \pi_\xi(\mathbf{x}_u), \qquad \kappa_r = e^{\rho_\psi(\mathbf{u}^{(r)})}.$$
 #
 # In $F_\theta$, k learned CLS tokens read the last 50 items through one Transformer layer. BACH has a second tower of
-# this kind for $\pi_u$, with one token, and a small network for $\kappa$. `plain` is the tower as the paper describes
-# it; `forward` computes the same for the CLS rows only, which is faster:
+# this kind, with one token, a linear layer and a softmax, for $\pi_u$, and a small network for $\kappa$. `plain` is the
+# tower as the paper describes it; `forward` computes the same for the CLS rows only, which is faster:
 
 # %%
 source_of(towers.ItemTower.embed, towers.ClsTower.plain, towers.Gate.forward, towers.KappaNet.forward)
@@ -121,8 +122,13 @@ positive, negatives = torch.tensor([5, 6, 5]), torch.arange(50)
 fast, slow = model.loss(history, positive, negatives), plain.plain_step_loss(model, history, positive, negatives)
 assert torch.isclose(fast, slow, rtol=1e-5)
 
+# %% [markdown]
+# One step of Algorithm 1: draw the negatives, compute the loss and its gradient, take an Adam step. (The lines about
+# `team` share the work between several processes.) Validation AUPRC is computed every fifth epoch (here: every epoch),
+# and the weights with the best value are kept. If another notebook has done the same training, its result is loaded.
+
 # %%
-source_of(loop, start="def step(self", stop="self.optimizer.step()")  # one step of Algorithm 1
+source_of(loop, start="def step(self", stop="self.optimizer.step()")
 
 # %%
 names = ["p-bach", "all-multihead", "pos-multihead", "p-bach-global"]
@@ -133,10 +139,6 @@ shown = ["epoch", "step", "loss", "effective_heads", "head_cosine", "kappa_max",
 histories["p-bach"].iloc[[0, -1]][shown].round(3)
 
 # %% [markdown]
-# Each step draws a batch of windows and negatives and takes one Adam step. Validation AUPRC is computed every fifth
-# epoch (here: every epoch), and the weights with the best value are kept. If another notebook has done the same
-# training, its result is loaded.
-#
 # ## 3 · The bound and its terms (eq. 21)
 
 # %%
@@ -148,8 +150,7 @@ plots.elbo_terms(histories["p-bach"])
 # **What you should see.** Reconstruction makes up three fifths of the rise. The prior is the cost of predicting the
 # head before the item is known. The entropy gives some of this back where several heads explain an item; it is at most
 # $\log k$.
-
-# %% [markdown]
+#
 # ## 4 · Concentrations without a prior
 #
 # $\kappa_r$ enters the ELBO only through $\mathrm{KL}(\gamma\,\|\,\gamma^{con})$. So it moves to the sharpness of the
