@@ -58,7 +58,7 @@ from bachlib.show import plots
 
 p = settings(globals())
 if p.source != "planted":
-    raise BachError(f"the tour needs a world whose truth is known: source should be 'planted', got {p.source!r}")
+    raise BachError(f"the tour needs the true interests: source should be 'planted', got {p.source!r}")
 dataset, tau, K, n_eval = prepared(p), p.tau, 50, 500
 dataset
 
@@ -103,7 +103,7 @@ dataset
 small = planted.write_world(n_users=300, n_items=600, n_interests=5, d=3, width=0.3, interests_per_user=3.0, seed=6)
 ball = prepare("planted", small, output_dir("data", "planted-3d"), quiet=True).truth
 one = planted.unit((ball.pi[:, :, None] * ball.tastes).sum(1))  # (n_users, 3)
-u = int((one @ ball.items.T).max(1).argmin())  # whose vector is farthest from any item
+u = int((one @ ball.items.T).max(1).argmin())  # the user whose vector is farthest from any item
 plots.sphere(ball.items, ball.item_interest, list(ball.genres), ball.tastes[u], ball.pi[u], one[u])
 
 # %% [markdown]
@@ -118,7 +118,7 @@ plots.sphere(ball.items, ball.item_interest, list(ball.genres), ball.tastes[u], 
 
 # %%
 truth = dataset.truth
-effective = np.exp(-(truth.pi * np.log(truth.pi + 1e-12)).sum(1))  # exp of the entropy: "how many interests"
+effective = np.exp(-(truth.pi * np.log(truth.pi + 1e-12)).sum(1))  # exp of the entropy: the number of interests
 plots.proportions(truth.pi[:8], list(truth.genres), f"A user has {effective.mean():.1f} interests on average")
 
 # %% [markdown]
@@ -229,7 +229,7 @@ best = perfect["(c) mixture, weighted by π_u"]
 assert max(learnt.values()) < best
 shown = {f"{name}, seed {s}": value for (name, s), value in learnt.items()}
 shown |= {f"perfect {name}": value for name, value in list(perfect.items())[:3]}
-title = f"The best of the learnt towers reach {max(learnt.values()) / best:.0%} of what perfect ones do"
+title = f"The best learnt towers reach {max(learnt.values()) / best:.0%} of the perfect mixture"
 plots.bars(shown, title, f"R@{K} on the test items")
 
 # %% [markdown]
@@ -281,7 +281,7 @@ plots.heads_and_interests(of_heads[u].numpy(), weights, list(truth.genres), trut
 # %%
 equal = diagnostics.recovery(of_heads, encoded.log_pi * 0 - np.log(k), truth.pi).overlap.mean()
 guess = np.minimum(truth.pi.mean(0), truth.pi).sum(1).mean()
-overlap = {"p-BACH": found.overlap.mean(), "its heads, equal weights": equal, "one guess for everybody": guess}
+overlap = {"p-BACH": found.overlap.mean(), "its heads, equal weights": equal, "one guess for all users": guess}
 assert overlap["p-BACH"] > equal > guess
 {name: round(float(value), 2) for name, value in overlap.items()}
 
@@ -301,7 +301,7 @@ shared = trained("p-bach-global", dataset, p, k=p.prototypes)
 of_user = diagnostics.encode_users(shared.model, dataset, everyone[[u]])
 topics = diagnostics.interest_of_heads(shared.model, of_user.heads, truth.item_interest)[0].numpy()
 codebook = evaluate(shared, dataset, quiet=True).means[f"R@{K}"]
-title = f"{p.prototypes} prototypes for everybody, R@{K} {codebook:.3f}; only the weights are user {u}'s"
+title = f"{p.prototypes} prototypes for all users, R@{K} {codebook:.3f}; only the weights are those of user {u}"
 weights = of_user.log_pi[0].exp().numpy()
 plots.heads_and_interests(topics, weights, list(truth.genres), truth.pi[u], title).update_layout(height=600)
 
@@ -351,7 +351,9 @@ r = int(brought[u][-1])
 steered = retriever.retrieve([past[u]], 12, pi=Steering(boost={r: 4 / 3}))
 assert steered.certified.all() and steered.head_share[..., r].mean() > slate.head_share[..., r].mean()
 by_head = (slate.heads(), steered.heads())
-plots.slate_slopes(slate.items[0], steered.items[0], by_head, dataset.items["title"], f"Head {r} with a third more")
+plots.slate_slopes(
+    slate.items[0], steered.items[0], by_head, dataset.items["title"], f"Head {r} with a third more weight"
+)
 
 # %% [markdown]
 # **What you should see.** The boosted head takes places from the others. A small change has a large effect: with twice

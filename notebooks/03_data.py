@@ -133,7 +133,7 @@ plots.timeline(user, dataset.sequence(user), titles, topic % len(names), names)
 
 # %%
 def ascending(data) -> float:
-    """Share of neighbours in a sequence whose ids ascend."""
+    """Share of steps in a sequence to a larger id."""
     step = np.diff(np.asarray(data.sequences, dtype=np.int64))
     inside = np.delete(np.arange(len(step)), data.offsets[1:-1] - 1)  # not across users
     return float((step[inside] > 0).mean())
@@ -142,8 +142,8 @@ def ascending(data) -> float:
 by_id = prepared(p.model_copy(update={"ties": "item"}))
 shares = {"ties in log order": ascending(dataset), "ties in id order": ascending(by_id)}
 log_order, id_order = shares.values()
-said = f"With ties by id {id_order:.1%} of the neighbours ascend, in the order of the log {log_order:.1%}"
-plots.bars(shares, said, "share of ascending neighbours")
+said = f"The next id is larger in {id_order:.1%} of the steps with ties by id, in {log_order:.1%} in log order"
+plots.bars(shares, said, "share of steps with a larger id")
 
 # %% [markdown]
 # **What you should see.** 0.50 in log order on the planted world, 0.54 in id order. A model can learn this pattern and

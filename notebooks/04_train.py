@@ -245,7 +245,7 @@ heads_of_one("p-bach", f"What p-BACH's heads stand for, for user {users[u]}")
 # The same user in the codebook, where all users share the heads:
 
 # %%
-heads_of_one("p-bach-global", "The codebook's prototypes: topics for all users; only the weights are this user's")
+heads_of_one("p-bach-global", "The codebook's prototypes are the same for all users; only the weights are this user's")
 
 # %% [markdown]
 # ## 8 · Is $\pi_u$ recovered?

@@ -313,7 +313,7 @@ tied = prepared(p.model_copy(update={"ties": "item"}))
 at = np.flatnonzero(np.asarray(tied.sequences) != np.asarray(dataset.sequences))
 sorted_ties = evaluate(trained("p-bach", tied, p), tied, **few)
 change = sorted_ties.means["NDCG@100"] / ours.means["NDCG@100"] - 1
-f"{len(at) / len(tied.sequences):.1%} of the places hold another item; NDCG@100 of p-bach changes by {change:+.1%}"
+f"{len(at) / len(tied.sequences):.1%} of the places hold a different item; NDCG@100 of p-bach changes by {change:+.1%}"
 
 # %% [markdown]
 # **What you should see.** Choosing on the test items helps most where the test set is small. Sorting ties moves a fifth
@@ -354,7 +354,7 @@ strict = dataset.strict(share=0.2, seed=seed)
 cold, warm = evaluate(trained("standard", strict, p), strict, **few), found["standard", seed]
 both = cold.per_user.index.intersection(warm.per_user.index)
 cold, warm = (e.per_user.loc[both, "R@50"].mean() for e in (cold, warm))
-f"{len(both)} users: R@50 {cold:.3f} cold, {warm:.3f} when trained on them too"
+f"{len(both)} users: R@50 {cold:.3f} if cold, {warm:.3f} if they are in training"
 
 # %% [markdown]
 # ## Exercises
