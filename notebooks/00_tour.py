@@ -14,7 +14,7 @@
 # ---
 
 # %% [markdown]
-# # 00 · A tour: one vector cannot serve several interests, weighted heads can; learning them is the hard part
+# # 00 · Weighted heads can serve several interests, one vector cannot; learning the heads is the hard part
 #
 # **Question.** Two-tower retrieval gives a user one vector. Multi-interest retrieval gives k vectors, called heads.
 # BACH gives k heads *and a weight for each*. What is each step worth? How does BACH learn the heads and the weights,
