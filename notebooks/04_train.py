@@ -68,7 +68,8 @@ dataset
 # ## 1 · The table of methods
 #
 # A method is a user encoder and an objective. All methods share the item tower, $\tau$, the candidates and the
-# optimiser. This is the table in the code, the counterpart of the paper's table of methods:
+# optimiser. This is the table in the code, the counterpart of the paper's table of methods. `P` and `V` are the two
+# kernels; methods without a kernel have no $\pi_u$ and no $\kappa$:
 
 # %%
 source_of(methods, start="METHODS = {", stop="}  # fmt: skip")

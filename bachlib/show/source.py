@@ -17,20 +17,22 @@ def source_of(*objects: Any, start: str = "", stop: str = "") -> Markdown:
     `start` and `stop` show a part of a longer text: from the first line that contains `start` to the next line that
     contains `stop`. The result is Markdown, which JupyterLab, GitHub and the offline page all highlight.
     """
-    blocks, file = [], ""
+    blocks, place = [], ""
     for one in objects:
         lines = inspect.getsource(one).splitlines()
         if start or stop:
             lines = _part(lines, start, stop, getattr(one, "__name__", str(one)))
-        if file != (file := _file_of(one)):
-            blocks.append(f"# {file}")
+        if place != (place := _place_of(one)):
+            blocks.append(f"# {place}")
         blocks.append(dedent("\n".join(lines)) + "\n")
     return Markdown("```python\n" + "\n".join(blocks).rstrip() + "\n```")
 
 
-def _file_of(one: Any) -> str:
-    module = inspect.getmodule(one)
-    return module.__name__.replace(".", "/") + ".py"
+def _place_of(one: Any) -> str:
+    """The file, and the class of a method."""
+    file = inspect.getmodule(one).__name__.replace(".", "/") + ".py"
+    owner = getattr(one, "__qualname__", "").rpartition(".")[0]
+    return f"{file}, class {owner}" if owner else file
 
 
 def _part(lines: list[str], start: str, stop: str, name: str) -> list[str]:
