@@ -14,12 +14,12 @@
 # ---
 
 # %% [markdown]
-# # Single · one method, one data set, one seed: a point of a sweep
+# # Single · One method on one data set with one seed is one point of a sweep
 #
 # **Question.** How good is this method in this experiment, and what do its heads and $\kappa$ do?
 #
 # **You need** `04_train` for the methods. **CPU minutes:** a quarter. `bach sweep` runs this notebook for each point of
-# its grid; by hand: `papermill notebooks/single.ipynb out.ipynb -f params/ml1m.yaml -p method v-bach`.
+# its grid. By hand: `papermill notebooks/single.ipynb out.ipynb -f params/ml1m.yaml -p method v-bach`.
 
 # %% tags=["parameters"]
 source = "planted"
@@ -82,17 +82,18 @@ point.heads, {"largest κ in the paper": paper.kappa_range(method)}
 #
 # <details><summary>Answer</summary>
 #
-# With one head $\gamma = \pi = 1$ and the ELBO is the sampled softmax: the same loss. Serving differs in form only: the
-# density is increasing in the cosine. What is left are the first weights, drawn in another order.
+# With one head $\gamma = \pi = 1$ and the ELBO is the sampled softmax: the same loss. The serving scores differ, but
+# the order is the same, because the density increases with the cosine. Only the first weights differ: they are drawn in
+# another order.
 # </details>
 #
-# 2. Ask `bach sweep params/sweeps/planted.yaml --dry-run` what it would do, then do it for one seed:
+# 2. Run `bach sweep params/sweeps/planted.yaml --dry-run` to see what it would do. Then run the sweep for one seed.
 #    `--set seeds=1` does not work. Why, and what does?
 #
 # <details><summary>Answer</summary>
 #
-# `seeds` is how many trainings a notebook makes of each method; the grid of that sweep has `seed: [0, 1, 2]`, and what
-# is in a grid cannot be set for all points. Write a file with another grid; finished points are not run again.
+# `seeds` is the number of trainings that a notebook makes of each method. The grid of this sweep has `seed: [0, 1, 2]`,
+# and a key of the grid cannot be set for all points. Write a file with another grid; finished points are not run again.
 # </details>
 
 # %%
