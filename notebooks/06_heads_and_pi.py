@@ -53,6 +53,7 @@ from bachlib.files import record
 from bachlib.serve import Retriever
 from bachlib.show import plots
 from bachlib.show.maps import layout, regions
+from bachlib.show.steering import sliders
 
 p = settings(globals())
 dataset = prepared(p)
@@ -346,6 +347,15 @@ figure
 # know better *how much* of an interest a user wants: the overlap with the planted $\pi_u$ is 0.60 against 0.53. Three
 # heads for sixteen interests are too few for either.
 #
+# ## 8 · Steer π_u
+#
+# What does a slate become when $\pi_u$ changes? Below is the slate of one user of the personal model. In the page that
+# `bach run` writes of this notebook, sliders for six users stand in its place.
+
+# %%
+sliders(runs["personal"], dataset)
+
+# %% [markdown]
 # ## Exercises
 #
 # 1. Train with `prototypes = 8` instead of 16. How many interests are covered now, and which model do you have to
@@ -387,7 +397,6 @@ record(
         **{f"overlap with π, {name}": round(float(row["overlap with π"]), 3) for name, row in means.items()},
         "largest κ": round(float(kappa.max()), 1),
     },
-    model=runs["personal"].folder,
 )
 
 # %% [markdown]

@@ -111,7 +111,7 @@ heads, {"largest κ in the paper": paper.kappa_range(method)}
 # </details>
 
 # %%
-record("single", {name: round(value, 6) for name, value in {**result.means, **heads}.items()}, run.folder)
+record("single", {name: round(value, 6) for name, value in {**result.means, **heads}.items()})
 
 # %% [markdown]
 # **Next:** `bach sweep` for many of these, and [`09_sweep_report`](09_sweep_report.ipynb) for their table.
