@@ -350,10 +350,10 @@ figure
 # ## 8 · Steer π_u
 #
 # What does a slate become when $\pi_u$ changes? Below is the slate of one user of the personal model. In the page that
-# `bach run` writes of this notebook, sliders for six users stand in its place.
+# `bach run` writes of this notebook, sliders for three users stand in its place.
 
 # %%
-sliders(runs["personal"], dataset)
+sliders(runs["personal"], dataset, users=3)
 
 # %% [markdown]
 # ## Exercises

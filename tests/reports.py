@@ -14,7 +14,9 @@ from bachlib.evaluate import evaluate
 from bachlib.evaluate.tables import table
 from bachlib.files import output_dir
 from bachlib.model.methods import build
-from bachlib.train import fit
+from bachlib.show.steering import sliders
+from bachlib.train import Run, fit
+from bachlib.train.run import data_of
 
 NASTY = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1> \"a\" 'b' & {{c}} &lt;"
 SMALL = {"d": 8, "ff": 16, "item_width": 16}
@@ -52,8 +54,6 @@ def batch(folder, runs=(), failed: bool = False, model=None, title: str = "Two b
         status |= {"status": "failed", "failed": "01_b", "error": "BachError: 1 < 2 </pre><script>x</script>"}
     (folder / "status.json").write_text(json.dumps(status))
     (folder / "metrics.json").write_text(json.dumps({"00_a": {"R@50": 0.123456, "users": 241}}))
-    if model is not None:
-        (folder / "models.json").write_text(json.dumps({"00_a": "runs/gone", "01_b": model}))
     figure = go.Figure(go.Bar(x=[1, 2], y=[3, 4], marker_color="#222222")).update_layout(title=title)
     shown = [new_output("display_data", {"application/vnd.plotly.v1+json": json.loads(figure.to_json())})]
     if runs:
@@ -63,5 +63,10 @@ def batch(folder, runs=(), failed: bool = False, model=None, title: str = "Two b
     opening = "# 00 · The claim <i>\n\n**Question.** What is $\\pi_u$ *worth*, and `a < b`?\n\nPrerequisites: none."
     cells = [new_markdown_cell(opening), new_code_cell("show()", outputs=shown)]
     nbformat.write(new_notebook(cells=cells), folder / "00_a.ipynb")
-    nbformat.write(new_notebook(cells=[new_markdown_cell("# 01 · Another")]), folder / "01_b.ipynb")
+    cells = [new_markdown_cell("# 01 · Another")]
+    if model is not None:
+        run = output_dir() / model
+        steered = sliders(Run.load(run, data_of(run)), data_of(run))
+        cells.append(new_code_cell("steer()", outputs=[new_output("display_data", steered._repr_mimebundle_())]))
+    nbformat.write(new_notebook(cells=cells), folder / "01_b.ipynb")
     return folder

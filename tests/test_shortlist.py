@@ -6,7 +6,7 @@ from serving import made, perturbed
 
 from bachlib import BachError
 from bachlib.serve import Retriever
-from bachlib.show.shortlist import Shortlist, rerank, shortlist
+from bachlib.show.steering import Shortlist, rerank, shortlist
 
 K = 10
 

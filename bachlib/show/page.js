@@ -91,7 +91,9 @@
     });
     scored.sort((a, b) => b.score - a.score || a.item - b.item);
     const best = scored.slice(0, K), room = 2 * of.margin;
-    const bound = sum(of.floor.map((x, r) => (weights[r] > 0 && x !== null ? logPi[r] + x : -Infinity)));
+    const floors = Array.isArray(of.floor[0]) ? of.floor : [of.floor]; // one for each group of the other items
+    const above = (floor) => sum(floor.map((x, r) => (weights[r] > 0 && x !== null ? logPi[r] + x : -Infinity)));
+    const bound = Math.max(...floors.map(above));
     const edge = scored.slice(0, K + 1);
     return {
       best: best.map((one) => ({ ...one, share: one.terms.map((x) => Math.exp(x - one.score)) })),

@@ -50,9 +50,7 @@ class Section(NamedTuple):
     parts: list[str]
 
 
-def page(
-    notebooks: NotebookNode | Sequence[tuple[str, NotebookNode]], title: str = "", *, lessons: bool = True
-) -> str:
+def page(notebooks: NotebookNode | Sequence[tuple[str, NotebookNode]], title: str = "", *, lessons: bool = True) -> str:
     """The text of the file. `title` replaces the notebook's own; `lessons=False` leaves out cells tagged `lesson`."""
     alone = isinstance(notebooks, NotebookNode)
     make = _Sections(lessons)
@@ -221,9 +219,10 @@ def dumped(value: Any) -> str:
 
 FORMULA = re.compile(r"(`+[^`]*`+)|\$\$(.+?)\$\$|\$(?! )([^$\n]+?)(?<! )\$", re.DOTALL)
 TAGS = set(
-    "a abbr b blockquote br caption code col colgroup dd del details div dl dt em h1 h2 h3 h4 h5 h6 hr i img kbd li ol p "
-    "pre s small span strong sub summary sup table tbody td tfoot th thead tr u ul".split()
+    "a abbr b blockquote br caption code col colgroup dd del details div dl dt em h1 h2 h3 h4 h5 h6 hr i img kbd li ol "
+    "p pre s small span strong sub summary sup table tbody td tfoot th thead tr u ul".split()
 )
+KEPT = ("class", "settings")  # the only class that is kept: the page sets such tables in two columns
 PLACE = re.compile("\ue000(\\d+)\ue001")  # where a formula stands while the text around it is rendered
 _render = mistune.create_markdown(escape=False, plugins=["table", "strikethrough"])
 
@@ -265,7 +264,9 @@ def _formula(latex: str, block: bool) -> str:
 def clean(html: str) -> str:
     """HTML without scripts, styles, event handlers, frames and addresses to load from."""
     html = re.sub(r"(?is)<(script|style)\b.*?</\1\s*>", "", html)
-    return bleach.clean(html, tags=TAGS, attributes=_harmless, protocols={"http", "https", "mailto", "data"}, strip=True)
+    return bleach.clean(
+        html, tags=TAGS, attributes=_harmless, protocols={"http", "https", "mailto", "data"}, strip=True
+    )
 
 
 def _harmless(tag: str, name: str, value: str) -> bool:
@@ -273,7 +274,7 @@ def _harmless(tag: str, name: str, value: str) -> bool:
         return value.startswith(("https://", "http://", "mailto:", "#"))
     if name == "src":
         return tag == "img" and value.startswith("data:image/")
-    return name in ("colspan", "rowspan", "alt", "title", "open", "scope", "start")
+    return name in ("colspan", "rowspan", "alt", "title", "open", "scope", "start") or (name, value) == KEPT
 
 
 # ---------------------------------------------------------------------------------------------------------- figures

@@ -132,7 +132,9 @@ class Portrait:
             "Click on an item to see why it is there. Arrows compare with the model's own slate."
         )
         if of.left:
-            lead += f" Of {model.k} heads each user has sliders for the {len(of.shown)} largest, and one for the others."
+            lead += (
+                f" Of {model.k} heads each user has sliders for the {len(of.shown)} largest, and one for the others."
+            )
         return [say(lead), sliders(self.run, self.dataset, of)]
 
     def heads(self) -> list[Any]:

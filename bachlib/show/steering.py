@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from scipy.cluster.vq import kmeans2
 
 from bachlib import BachError
 from bachlib.data import Dataset
@@ -32,8 +33,9 @@ from bachlib.show.people import People, people
 from bachlib.show.plots.style import GREY, colour, tag
 
 MIME = "application/vnd.bach.steering+json"
-K, M = 15, 100  # items of a slate; first items of each head in a shortlist
-LONGEST = 1_500  # items of a shortlist, about: beyond that it is not made longer
+K = 15  # items of a slate
+DEPTH = 40  # first items of each π that are kept in a shortlist
+NEXT = 800  # of the others those that come nearest to a slate: these are in small groups
 DECIMALS = 6  # of log densities; the margin of the proof accounts for the rounding
 NEAR = 3  # items of the history that are named for each item
 LAST = 8  # items of the history that are listed
@@ -66,13 +68,12 @@ def sliders(model: Any, dataset: Dataset, of: People | None = None, users: int =
     """Sliders for π_u of some users who differ; `model` is a model or a run."""
     retriever = Retriever(model, "exact")
     of = of or people(retriever.model, dataset)
-    found = {at: _long_enough(retriever, _earlier(dataset, of, at), of.seen_by(at).shown, of.users[at])
-             for at in of.some[:users]}  # fmt: skip
-    lists = [_user(retriever, dataset, of.seen_by(at), at, one) for at, one in found.items()]
+    made = [_user(retriever, dataset, of.seen_by(at), at) for at in of.some[:users]]
+    lists = [one for one, _ in made]
     wanted = sorted({i for one in lists for i in (*one["items"], *one["history"], *chain(*one["near"]))})
     titles, most = dataset.titles, min(K, *(len(one["items"]) for one in lists))
     data = {"K": most, "titles": {str(i): titles[i] for i in wanted}, "users": lists}
-    return Sliders(data, _table(lists[0], rerank(next(iter(found.values())), lists[0]["pi"], most), titles))
+    return Sliders(data, _table(lists[0], rerank(made[0][1], lists[0]["pi"], most), titles))
 
 
 def _table(one: dict[str, Any], slate: Reranked, titles: Sequence[str]) -> str:
@@ -86,24 +87,21 @@ def _table(one: dict[str, Any], slate: Reranked, titles: Sequence[str]) -> str:
     return f"<p>The slate of {escape(one['name'])}.</p><table>{head}{rows}</table><p>{told}</p>"
 
 
-def _earlier(dataset: Dataset, of: People, at: int) -> np.ndarray:
-    return np.asarray(dataset.sequence(int(of.users[at])), np.int64)[:-N_TEST]
-
-
-def _user(retriever: Retriever, dataset: Dataset, of: People, at: int, found: Shortlist) -> dict[str, Any]:
+def _user(retriever: Retriever, dataset: Dataset, of: People, at: int) -> tuple[dict[str, Any], Shortlist]:
     """What the sliders of one user work on; `page.js` reads it."""
     u = int(of.users[at])
     earlier, later = np.split(np.asarray(dataset.sequence(u), np.int64), [-N_TEST])
+    found = _compact(shortlist(retriever, earlier, dataset.n_items, apart=of.shown, user=u))
     near, cosine = _nearest(retriever, found, earlier)
     first = np.argsort(-found.pi[: len(of.shown)])[:2]
     names = [tag(int(r), name, 60) for r, name in zip(of.shown, of.names_of(at), strict=True)]
-    return {
+    told = {
         "name": f"user {u}: " + ", ".join(f"{found.pi[n]:.0%} {unescape(names[n])}" for n in first),
         "names": [unescape(name) for name in names] + [f"the other {of.left} heads"] * bool(of.left),
         "colours": [colour(int(r)) for r in of.shown] + [GREY] * bool(of.left),
         "pi": [float(x) for x in found.pi],
         "kappa": _numbers(found.kappa, 2),
-        "floor": _numbers(found.log_floor, DECIMALS),
+        "floor": [_numbers(row, DECIMALS) for row in found.log_floor],
         "margin": found.margin,
         "servable": found.servable,
         "items": found.items.tolist(),
@@ -114,21 +112,34 @@ def _user(retriever: Retriever, dataset: Dataset, of: People, at: int, found: Sh
         "history": earlier[-LAST:][::-1].tolist(),
         "later": later.tolist(),
     }
+    return told, found
 
 
-def _long_enough(retriever: Retriever, history: np.ndarray, shown: np.ndarray, u: int) -> Shortlist:
-    """A shortlist that proves the slates of π_u and of equal weights, unless it would have to be very long.
+def _compact(full: Shortlist) -> Shortlist:
+    """A small shortlist that proves most slates, of one that holds the whole catalogue.
 
-    Equal weights are what is hardest to prove: most other slates are proved then as well.
+    It keeps the first items of many π. The other items are in groups of similar densities. Of a group the largest
+    density of each voice is noted: together they are little more than what one of its items has, so the bound is tight.
     """
-    depth = M
-    while True:
-        found = shortlist(retriever, history, depth, apart=shown, user=u).rounded(DECIMALS)
-        asked = (found.pi, np.ones(len(found.pi)))
-        enough = all(rerank(found, pi, min(K, len(found.items))).enough for pi in asked)
-        if enough or len(found.items) >= LONGEST:
-            return found
-        depth *= 2
+    c, rng = len(full.pi), np.random.default_rng(0)
+    asked = np.vstack(
+        [full.pi, np.full(c, 1 / c), np.eye(c), *(rng.dirichlet(np.full(c, a), 12 * c) for a in (0.2, 1))]
+    )
+    density = np.exp(full.log_sigma - full.log_sigma.max())
+    scores = density @ asked.T
+    of_slate, of_list = (
+        -np.partition(-scores, min(n, len(scores)) - 1, axis=0)[min(n, len(scores)) - 1] for n in (K, DEPTH)
+    )
+    kept, close = (scores >= of_list).any(1), (scores / of_slate).max(1)  # how near an item comes to some slate
+    others, floors = np.argsort(-close, kind="stable"), [np.full((1, c), -np.inf)]
+    others = others[~kept[others]]
+    for part, n in ((others[:NEXT], 128), (others[NEXT:], 32)):
+        if len(part):
+            roots = np.sqrt(density[part] / density[part].max())
+            group = kmeans2(roots, min(n, len(part)), iter=8, minit="++", rng=0)[1]
+            floors.append(np.stack([full.log_sigma[part[group == g]].max(0) for g in np.unique(group)]))
+    found = full._replace(items=full.items[kept], log_sigma=full.log_sigma[kept], cosine=full.cosine[kept])
+    return found._replace(log_floor=np.concatenate(floors[1:] or floors)).rounded(DECIMALS)
 
 
 def _nearest(retriever: Retriever, of: Shortlist, history: np.ndarray) -> tuple[list[list[int]], list[list[float]]]:
@@ -154,7 +165,7 @@ class Shortlist(NamedTuple):
     items: Int[np.ndarray, " m"]  # numbers, ascending
     log_sigma: Float[np.ndarray, "m c"]  # log density of each voice
     cosine: Float[np.ndarray, "m c"]  # NaN where a voice is many heads
-    log_floor: Float[np.ndarray, " c"]  # log σ^(M): no item outside has more; −∞ where none is outside
+    log_floor: Float[np.ndarray, "*g c"]  # log σ^(M): no item outside (of each group) has more; −∞ if none is outside
     pi: Float[np.ndarray, " c"]  # π_u of the voices
     kappa: Float[np.ndarray, " c"]
     voices: Float[np.ndarray, "c k"]  # which heads a voice is made of, in which proportions
@@ -231,7 +242,7 @@ def rerank(of: Shortlist, pi: Float[np.ndarray, " c"], K: int = 15) -> Reranked:
     scores = log_sum_exp(terms)
     order = np.lexsort((of.items, -scores))
     best, room = order[:K], 2 * of.margin
-    bound = log_sum_exp(np.where(pi > 0, log_pi + of.log_floor, -np.inf)[None])[0]
+    bound = log_sum_exp(np.where(pi > 0, log_pi + np.atleast_2d(of.log_floor), -np.inf)).max()
     gaps = -np.diff(scores[order[: K + 1]])
     share = np.exp(terms[best] - scores[best, None])
     enough, apart = bool(scores[best[-1]] - bound > room), bool((gaps > room).all())
