@@ -1,12 +1,17 @@
 """Runs to report on: trained on a copy of the small world with titles nobody would choose, and a batch of notebooks."""
 
+import ast
 import json
 import shutil
+from pathlib import Path
+from unittest.mock import patch
 
+import jupytext
 import nbformat
 import pandas as pd
 import plotly.graph_objects as go
 import yaml
+from IPython.core.formatters import DisplayFormatter
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from bachlib.data import Dataset
@@ -14,6 +19,7 @@ from bachlib.evaluate import evaluate
 from bachlib.evaluate.tables import table
 from bachlib.files import output_dir
 from bachlib.model.methods import build
+from bachlib.show.page import page
 from bachlib.show.steering import sliders
 from bachlib.train import Run, fit
 from bachlib.train.run import data_of
@@ -41,6 +47,32 @@ def trained(dataset: Dataset, method: str, k: int = 4, name: str | None = None, 
     if evaluated:
         evaluate(run, dataset, quiet=True).save(run.folder)
     return run
+
+
+def in_process(run, data="") -> str:
+    """The page of `bach report`, with the cells of its notebook executed here: a kernel takes seconds to start."""
+    notebook = jupytext.read(Path(__file__).resolve().parent.parent / "notebooks" / "report.py")
+    namespace, shown = {}, []
+    with patch("IPython.display.display", lambda *values: shown.extend(values)):
+        for cell in notebook.cells:
+            if cell.cell_type != "code":
+                continue
+            tree = ast.parse(cell.source)
+            last = ast.Expression(tree.body.pop().value) if isinstance(tree.body[-1], ast.Expr) else None
+            exec(compile(tree, "cell", "exec"), namespace)
+            value = eval(compile(last, "cell", "eval"), namespace) if last else None
+            cell.outputs = [new_output("display_data", as_data(x)) for x in [*shown, value] if x is not None]
+            shown.clear()
+            if "parameters" in cell.metadata.get("tags", []):
+                namespace |= {"run": str(run), "data": str(data)}
+    return page(notebook, Path(run).name, lessons=False)
+
+
+def as_data(value) -> dict:
+    """What a kernel sends of a value."""
+    if isinstance(value, go.Figure):
+        return {"application/vnd.plotly.v1+json": json.loads(value.to_json())}
+    return DisplayFormatter().format(value)[0]
 
 
 def batch(folder, runs=(), failed: bool = False, model=None, title: str = "Two bars"):

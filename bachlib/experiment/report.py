@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+import pandas as pd
 import yaml
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
@@ -78,23 +79,21 @@ def _written(folder: Path, notebooks: Any, title: str, lessons: bool = False) ->
 
 def _summary(params: dict[str, Any], status: dict[str, Any], metrics: dict[str, Any]) -> nbformat.NotebookNode:
     """The first chapter of a run of notebooks: what was run, how long it took, and the error that stopped it."""
-    done, rows = status.get("notebooks", {}), []
+    from bachlib.show.portrait import settings
+
+    done, rows = status.get("notebooks", {}), {}
     for name in params["notebooks"]:
         state = "done" if name in done else "failed" if name == status.get("failed") else "not run"
-        told = done.get(name, {})
-        took, values = (f"{told['seconds']:.0f} s" if told else "–"), told.get("values", {})
-        given = ", ".join(f"{key} = {value}" for key, value in values.items())
-        rows.append([name, state, took, len(metrics.get(name, {})), given or "its own"])
+        took = f"{done[name]['seconds']:.0f} s" if name in done else "–"
+        rows[name] = state, took, len(metrics.get(name, {}))
     took = f"{len(done)} of {len(rows)} notebooks in {sum(one['seconds'] for one in done.values()):.0f} s"
-    lead = f"# What was run\n\nA run of the notebooks: {status['status']}; {took}. Each notebook is a chapter below."
+    lead = f"A run of the notebooks: {status['status']}; {took}. Each notebook is a chapter below."
     if status["status"] == "failed":
-        lead += f" This run has failed in `{status.get('failed', 'its first notebook')}`:"
-    from bachlib.show.portrait import settings, table
-
-    error = [new_output("stream", text=status["error"], name="stderr")] if "error" in status else []
-    shown = [table(["notebook", "status", "time", "numbers recorded", "parameters"], rows)]
-    shown += [settings({key: value for key, value in params.items() if key != "notebooks"}, "Parameters")]
-    return _notebook(lead, [*error, *(new_output("display_data", {"text/html": one.data}) for one in shown)])
+        lead += f" The run failed in `{status.get('failed', 'its first notebook')}`."
+    error = [status["error"]] if "error" in status else []
+    table = pd.DataFrame.from_dict(rows, "index", columns=["status", "time", "numbers recorded"])
+    values = {name: one["values"] for name, one in done.items() if one.get("values")}
+    return _chapter(f"# What was run\n\n{lead}", *error, table, settings(values, "Parameters"))
 
 
 def _environment(folder: Path) -> nbformat.NotebookNode:
@@ -102,9 +101,15 @@ def _environment(folder: Path) -> nbformat.NotebookNode:
 
     versions = read_json(folder / "environment.json")
     lead = "The versions it was made with." if versions else "The versions were not recorded."
-    shown = [new_output("display_data", {"text/html": settings(versions).data})] if versions else []
-    return _notebook(f"# Environment\n\n{lead}", shown)
+    return _chapter(f"# Environment\n\n{lead}", settings(versions))
 
 
-def _notebook(lead: str, outputs: list[nbformat.NotebookNode]) -> nbformat.NotebookNode:
-    return new_notebook(cells=[new_markdown_cell(lead), new_code_cell("", outputs=outputs)])
+def _chapter(text: str, *shown: Any) -> nbformat.NotebookNode:
+    """A notebook by hand: text, then errors (as strings) and tables."""
+    outputs = [
+        new_output("error", ename="", evalue=one, traceback=[one])
+        if isinstance(one, str)
+        else new_output("display_data", {"text/html": one._repr_html_()})
+        for one in shown
+    ]
+    return new_notebook(cells=[new_markdown_cell(text), new_code_cell("", outputs=outputs)])

@@ -255,10 +255,13 @@ def written(text: str) -> str:
 
 
 def _formula(latex: str, block: bool) -> str:
+    """MathML; a formula that cannot be read is shown as it was written."""
+    safe = latex.replace("<", r"\lt ").replace(">", r"\gt ")  # the converter escapes no text
     try:
-        return to_mathml(latex, display="block" if block else "inline")
-    except Exception:  # a formula that cannot be read is shown as it was written
-        return f"<code>{escape(latex)}</code>"
+        made = to_mathml(safe, display="block" if block else "inline")
+    except Exception:  # it has a class for each mistake
+        made = ""
+    return made if made and "href" not in made else f"<code>{escape(latex)}</code>"
 
 
 def clean(html: str) -> str:

@@ -9,13 +9,14 @@ The notebook `report` shows these parts. What a method does not have (π and κ,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 import torch
 from IPython.display import HTML
@@ -89,11 +90,12 @@ class Portrait:
     def facts(self) -> HTML:
         """The run in one sentence."""
         identity, best = self.about["identity"], self.about.get("best")
-        found = {"method": identity["model"].get("method"), "data": identity["data"]["name"]}
-        found |= {"status": self.about["status"]}
+        told = (
+            f"method {identity['model'].get('method')}, data {identity['data']['name']}, status {self.about['status']}"
+        )
         if best:
-            found |= {"best epoch": best["epoch"], "validation AUPRC": f"{best['auprc']:.4f}"}
-        return say(f"A training run: {', '.join(f'{name} {said(value)}' for name, value in found.items())}.")
+            told += f", best epoch {best['epoch']}, validation AUPRC {best['auprc']:.4f}"
+        return say(f"A training run: {told}.")
 
     @cached_property
     def evaluation(self) -> Evaluation | None:
@@ -110,7 +112,10 @@ class Portrait:
         if others:
             several = "runs lie" if len(others) > 1 else "run lies"
             lead += f" {len(others)} other evaluated {several} beside this one and can be compared with it."
-        made = tables.table([own, *others], baseline_of(own, others)) if others else means(own)
+            made = tables.table([own, *others], baseline_of(own, others))
+        else:
+            made = means(own)
+            lead += " Single seed: the intervals, bootstrapped over users, do not include variation between trainings."
         curves: dict[str, np.ndarray] = {}
         for e in (own, *others):
             curves.setdefault(label(e.label), e.ranks)
@@ -239,16 +244,9 @@ def say(text: str) -> HTML:
     return HTML(f"<p>{escape(text, quote=False)}</p>")
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "") -> HTML:
-    top = "".join(f"<th>{escape(name)}</th>" for name in head)
-    lines = "".join("<tr>" + "".join(f"<td>{escape(said(v))}</td>" for v in row) + "</tr>" for row in rows)
-    under = f"<p><small>{escape(caption)}</small></p>" if caption else ""
-    return HTML(f"<table><thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table>{under}")
-
-
 def settings(values: Mapping[str, Any], title: str = "") -> HTML:
-    """Names and values as a table; nested ones as "outer.inner"."""
-    lines = "".join(f"<tr><td>{escape(k)}</td><td>{escape(said(v))}</td></tr>" for k, v in _flat(values))
+    """Names and values as a table; the names of nested ones are joined by a dot."""
+    lines = "".join(f"<tr><td>{escape(k)}</td><td>{escape(str(v))}</td></tr>" for k, v in _flat(values))
     above = f"<h4>{escape(title)}</h4>" if title else ""
     return HTML(f'{above}<div class="settings"><table><tbody>{lines}</tbody></table></div>')
 
@@ -259,19 +257,6 @@ def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, An
             yield from _flat(value, f"{before}{name}.")
         else:
             yield f"{before}{name}", value
-
-
-def said(value: Any) -> str:
-    """A value as people read it."""
-    if isinstance(value, bool | np.bool_):
-        return "yes" if value else "no"
-    if value is None or value == {}:
-        return "–"
-    if isinstance(value, float | np.floating):
-        return f"{value:.4g}"
-    if isinstance(value, int | np.integer):
-        return f"{value:,}" if abs(value) >= 10_000 else str(value)
-    return (", ".join(map(said, value)) or "–") if isinstance(value, list | tuple) else str(value)
 
 
 # ------------------------------------------------------------------------------------------------------------ numbers
@@ -318,16 +303,15 @@ def baseline_of(own: Evaluation, others: Sequence[Evaluation]) -> str:
     return hard[0] if hard else next(name for name, group in rows.items() if any(e is own for e in group))
 
 
-def means(own: Evaluation) -> HTML:
+def means(own: Evaluation) -> pd.DataFrame:
     """The means with 95% intervals over users."""
-    rows = []
-    for name in own.per_user:
-        values = own.per_user[name].dropna().to_numpy()
-        if len(values):
-            value, low, high = interval(values.mean(), draws([values])[:, 0])
-            rows.append([name, f"{value:.4f}", f"{low:.4f} – {high:.4f}", f"{len(values):,}"])
-    told = "Intervals are bootstrapped over users. Single seed: they do not include variation between trainings."
-    return table(["metric", "mean", "95% interval", "users"], rows, told)
+    rows = {}
+    for name, values in own.per_user.items():
+        known = values.dropna().to_numpy()
+        if len(known):
+            value, low, high = interval(known.mean(), draws([known])[:, 0])
+            rows[name] = f"{value:.4f}", f"{low:.4f} – {high:.4f}", f"{len(known):,}"
+    return pd.DataFrame.from_dict(rows, "index", columns=["mean", "95% interval", "users"])
 
 
 # ----------------------------------------------------------------------------------------------------------- pictures
