@@ -78,8 +78,10 @@ def as_data(value) -> dict:
 def batch(folder, runs=(), failed: bool = False, model=None, title: str = "Two bars"):
     """A folder as `bach run` leaves it: two notebooks, of which the second may have failed."""
     folder.mkdir(parents=True)
-    (folder / "params.yaml").write_text(yaml.safe_dump({"name": "my batch", "notebooks": ["00_a", "01_b"], "seed": 7}))
-    ran = {"00_a": {"seconds": 1.5, "values": {"seed": 7, "what": "<b>"}}, "01_b": {"seconds": 2.5, "values": {}}}
+    (folder / "params.yaml").write_text(
+        yaml.safe_dump({"name": "my batch", "notebooks": ["00_a", "01_b"], "path": "<b>"})
+    )
+    ran = {"00_a": {"seconds": 1.5, "values": {"seed": 7}}, "01_b": {"seconds": 2.5, "values": {}}}
     status = {"status": "done", "notebooks": ran}
     if failed:
         del status["notebooks"]["01_b"]

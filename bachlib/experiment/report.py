@@ -92,7 +92,7 @@ def _summary(params: dict[str, Any], status: dict[str, Any], metrics: dict[str, 
         lead += f" The run failed in `{status.get('failed', 'its first notebook')}`."
     error = [status["error"]] if "error" in status else []
     table = pd.DataFrame.from_dict(rows, "index", columns=["status", "time", "numbers recorded"])
-    values = {name: one["values"] for name, one in done.items() if one.get("values")}
+    values = {key: value for key, value in params.items() if key != "notebooks"}
     return _chapter(f"# What was run\n\n{lead}", *error, table, settings(values, "Parameters"))
 
 

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape, unescape
 from importlib import resources
-from typing import Any, NamedTuple
+from typing import Any
 
 import bleach
 import mistune
@@ -43,28 +43,25 @@ NOTHING_FROM_OUTSIDE = (
 )
 
 
-class Section(NamedTuple):
-    key: str
-    title: str  # HTML
-    short: str  # text, for the contents
-    parts: list[str]
-
-
 def page(notebooks: NotebookNode | Sequence[tuple[str, NotebookNode]], title: str = "", *, lessons: bool = True) -> str:
     """The text of the file. `title` replaces the notebook's own; `lessons=False` leaves out cells tagged `lesson`."""
-    alone = isinstance(notebooks, NotebookNode)
-    make = _Sections(lessons)
-    if alone:
-        own, parts = make.opened(notebooks)
-        opening, *sections = make.split(parts)
-        title, before = title or own, ([f"<p><b>{written(own)}</b></p>"] if title and own else []) + opening.parts
+    writer, before = _Writer(lessons), ""
+    if isinstance(notebooks, NotebookNode):
+        own, parts = writer.parts(notebooks)
+        sections = [(words, words, html) for words, html in parts[1:]]
+        before = (f"<p><b>{written(own)}</b></p>" if title and own else "") + parts[0][1]
+        title = title or own
     else:
-        before = []
-        sections = [make.chapter(name, notebook) for name, notebook in notebooks]
-    contents = "".join(f'<li><a href="#{escape(s.key)}">{escape(s.short)}</a></li>' for s in sections)
+        sections = [(name, *writer.chapter(name, notebook)) for name, notebook in notebooks]
+    keys = [writer.key(short) for short, _, _ in sections]
+    contents = "".join(
+        f'<li><a href="#{key}">{escape(re.sub(r"[$*`{}]", "", short))}</a></li>'
+        for key, (short, _, _) in zip(keys, sections, strict=True)
+    )
     body = "".join(
-        f'<section id="{escape(s.key)}"><h2>{s.title}</h2>{"".join(s.parts)}</section>' for s in sections
-    )  # fmt: skip
+        f'<section id="{key}"><h2>{written(heading)}</h2>{html}</section>'
+        for key, (_, heading, html) in zip(keys, sections, strict=True)
+    )
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{NOTHING_FROM_OUTSIDE}">
@@ -72,57 +69,44 @@ def page(notebooks: NotebookNode | Sequence[tuple[str, NotebookNode]], title: st
 <script>{inline(get_plotlyjs())}</script></head>
 <body><nav aria-label="contents"><button id="theme" type="button">dark</button>
 <label class="switch"><input type="checkbox" id="code"> code</label><ol>{contents}</ol></nav>
-<main><header><h1>{written(title)}</h1>{"".join(before)}</header>{body}</main>
+<main><header><h1>{written(title)}</h1>{before}</header>{body}</main>
 <script type="application/json" id="data-dark">{dumped(DARK)}</script>
 <script>{inline(_own("page.js"))}</script></body></html>
 """
 
 
-class _Sections:
+class _Writer:
     """Cells as HTML; it counts what may be on a page several times."""
 
     def __init__(self, lessons: bool):
-        self.lessons, self.steered, self.keys = lessons, 0, set[str]()
+        self.lessons, self.steered = lessons, 0
+        self.keys = {*"code theme steer steer-user steering proof data-dark data-steering".split()}  # of the page
 
-    def opened(self, notebook: NotebookNode) -> tuple[str, list[tuple[str, str]]]:
-        """The notebook's title, and its parts: (heading, "") where a section begins, ("", HTML) for all else."""
-        title, parts = "", []
+    def parts(self, notebook: NotebookNode) -> tuple[str, list[tuple[str, str]]]:
+        """The notebook's title, and its parts: what is before the first `## ` heading, then (heading, HTML) of each."""
+        title, found = "", [("", "")]
         for cell in notebook.cells:
             if not self.lessons and LESSON in cell.metadata.get("tags", []):
                 continue
-            if cell.cell_type != "markdown":
-                parts += [("", html) for html in self.code(cell)]
-                continue
-            for heading, text in _pieces(_attached(cell)):
-                if heading.startswith("# ") and not title and not parts:
-                    title = heading[2:].strip()
-                elif heading:
-                    parts.append((heading, ""))
-                if text.strip():
-                    parts.append(("", markdown(text)))
-        return title, parts
+            pieces = _pieces(_attached(cell)) if cell.cell_type == "markdown" else [("", "".join(self.code(cell)))]
+            for heading, html in pieces:
+                if heading.startswith("# ") and not title and found == [("", "")]:
+                    title, heading = heading[2:].strip(), ""
+                if heading:
+                    found.append((heading.lstrip("# "), ""))
+                found[-1] = (found[-1][0], found[-1][1] + html)
+        return title, found
 
-    def split(self, parts: Sequence[tuple[str, str]]) -> list[Section]:
-        """What is before the first heading, then a section per heading."""
-        found = [Section("", "", "", [])]
-        for heading, html in parts:
-            if heading:
-                words = heading.lstrip("# ")
-                found.append(Section(self.key(words), written(words), re.sub(r"[$*`\\{}]", "", words), []))
-            else:
-                found[-1].parts.append(html)
-        return found
+    def chapter(self, name: str, notebook: NotebookNode) -> tuple[str, str]:
+        """A notebook as one section, title and HTML; its headings go down by one."""
+        title, parts = self.parts(notebook)
+        return title or name, "".join(f"<h3>{written(words)}</h3>{html}" if words else html for words, html in parts)
 
-    def chapter(self, name: str, notebook: NotebookNode) -> Section:
-        """A notebook as one section; its headings go down by one."""
-        title, parts = self.opened(notebook)
-        inside = [f"<h3>{written(heading.lstrip('# '))}</h3>" if heading else html for heading, html in parts]
-        return Section(self.key(name, "_"), written(title or name), name, inside)
-
-    def key(self, words: str, kept: str = "") -> str:
+    def key(self, words: str) -> str:
         """An id that is on the page once."""
-        stem = "-".join(re.findall(rf"[\w{kept}]+", words.lower())) or "section"
-        key = next(k for n in range(1, len(self.keys) + 2) if (k := stem if n == 1 else f"{stem}-{n}") not in self.keys)
+        stem = key = "-".join(re.findall(r"\w+", words.lower())) or "section"
+        while key in self.keys:
+            key = f"{stem}-{len(self.keys)}"
         self.keys.add(key)
         return key
 
@@ -154,10 +138,8 @@ class _Sections:
         for mime in sorted(data):
             if mime.startswith("image/"):
                 return f'<img alt="{escape(plain)}" src="{_as_url(mime, data[mime])}">'
-        if "text/markdown" in data:
-            return markdown(data["text/markdown"])
-        if "text/latex" in data:
-            return markdown(data["text/latex"])
+        if words := data.get("text/markdown") or data.get("text/latex"):
+            return markdown(words)
         return f"<pre>{escape(plain or json.dumps(data, indent=1, ensure_ascii=False))}</pre>"
 
     def steering(self, told: dict[str, Any]) -> str:
@@ -169,7 +151,7 @@ class _Sections:
 
 
 def _pieces(text: str) -> list[tuple[str, str]]:
-    """A markdown text cut at its headings of the first two levels (not in code): [(heading or "", text below), …]."""
+    """A markdown text cut at its headings of the first two levels (not in code): [(heading or "", HTML below), …]."""
     found, fenced = [("", "")], False
     for line in text.splitlines(keepends=True):
         fenced ^= line.lstrip().startswith(("```", "~~~"))
@@ -177,7 +159,7 @@ def _pieces(text: str) -> list[tuple[str, str]]:
             found.append((line.strip(), ""))
         else:
             found[-1] = (found[-1][0], found[-1][1] + line)
-    return found
+    return [(heading, markdown(text) if text.strip() else "") for heading, text in found]
 
 
 def _attached(cell: NotebookNode) -> str:

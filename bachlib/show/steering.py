@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import json
+import warnings
 import zlib
 from collections.abc import Sequence
 from html import escape, unescape
@@ -121,25 +122,26 @@ def _compact(full: Shortlist) -> Shortlist:
     It keeps the first items of many π. The other items are in groups of similar densities. Of a group the largest
     density of each voice is noted: together they are little more than what one of its items has, so the bound is tight.
     """
-    c, rng = len(full.pi), np.random.default_rng(0)
-    asked = np.vstack(
-        [full.pi, np.full(c, 1 / c), np.eye(c), *(rng.dirichlet(np.full(c, a), 12 * c) for a in (0.2, 1))]
-    )
-    density = np.exp(full.log_sigma - full.log_sigma.max())
-    scores = density @ asked.T
-    of_slate, of_list = (
-        -np.partition(-scores, min(n, len(scores)) - 1, axis=0)[min(n, len(scores)) - 1] for n in (K, DEPTH)
-    )
-    kept, close = (scores >= of_list).any(1), (scores / of_slate).max(1)  # how near an item comes to some slate
-    others, floors = np.argsort(-close, kind="stable"), [np.full((1, c), -np.inf)]
+    c, rng, n = len(full.pi), np.random.default_rng(0), len(full.items)
+    top = full.log_sigma.max(0)
+    density = np.exp(full.log_sigma - top).astype(np.float32)  # of each voice, its largest is 1
+    drawn = np.vstack([full.pi, np.full(c, 1 / c), *(rng.dirichlet(np.full(c, a), 100) for a in (0.2, 1))])
+    scores = density @ np.vstack([np.eye(c), drawn * np.exp(top - top.max())]).astype(np.float32).T
+    ranked = -np.sort(-scores, axis=0)[[min(K, n) - 1, min(DEPTH, n) - 1]]
+    kept, close = (scores >= ranked[1]).any(1), (scores / np.maximum(ranked[0], 1e-30)).max(1)
+    others, floors = np.argsort(-close, kind="stable"), []  # those that come nearest to a slate first
     others = others[~kept[others]]
-    for part, n in ((others[:NEXT], 128), (others[NEXT:], 32)):
-        if len(part):
-            roots = np.sqrt(density[part] / density[part].max())
-            group = kmeans2(roots, min(n, len(part)), iter=8, minit="++", rng=0)[1]
-            floors.append(np.stack([full.log_sigma[part[group == g]].max(0) for g in np.unique(group)]))
+    for part, groups in ((others[:NEXT], 128), (others[NEXT:], 32)):
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")  # that a group is empty
+            group = (
+                kmeans2(np.sqrt(density[part]), min(groups, len(part)), iter=8, minit="++", rng=0)[1]
+                if len(part)
+                else part
+            )
+        floors += [full.log_sigma[part[group == g]].max(0) for g in np.unique(group)]
     found = full._replace(items=full.items[kept], log_sigma=full.log_sigma[kept], cosine=full.cosine[kept])
-    return found._replace(log_floor=np.concatenate(floors[1:] or floors)).rounded(DECIMALS)
+    return found._replace(log_floor=np.stack(floors) if floors else full.log_floor[None]).rounded(DECIMALS)
 
 
 def _nearest(retriever: Retriever, of: Shortlist, history: np.ndarray) -> tuple[list[list[int]], list[list[float]]]:
