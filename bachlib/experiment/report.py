@@ -36,7 +36,7 @@ def report(path: str | Path, data: str | Path | None = None) -> Path:
     folder = find_run(path).resolve()
     of_notebooks = (folder / PARAMS).exists() and (folder / STATUS).exists()
     trained = (folder / "run.json").exists()
-    if trained and not (of_notebooks and read_json(folder / STATUS)["status"] == "failed"):
+    if trained and not (of_notebooks and read_json(folder / STATUS).get("status") == "failed"):
         values = {"run": str(folder), "data": str(Path(data).resolve()) if data else ""}
         return _written(folder, _executed(OF_A_TRAINING, folder, values, record_in=""), folder.name)
     if not of_notebooks:
@@ -87,8 +87,8 @@ def _summary(params: dict[str, Any], status: dict[str, Any], metrics: dict[str, 
         took = f"{done[name]['seconds']:.0f} s" if name in done else "–"
         rows[name] = state, took, len(metrics.get(name, {}))
     took = f"{len(done)} of {len(rows)} notebooks in {sum(one['seconds'] for one in done.values()):.0f} s"
-    lead = f"A run of the notebooks: {status['status']}; {took}. Each notebook is a chapter below."
-    if status["status"] == "failed":
+    lead = f"A run of the notebooks: {status.get('status')}; {took}. Each notebook is a chapter below."
+    if status.get("status") == "failed":
         lead += f" The run failed in `{status.get('failed', 'its first notebook')}`."
     error = [status["error"]] if "error" in status else []
     table = pd.DataFrame.from_dict(rows, "index", columns=["status", "time", "numbers recorded"])

@@ -47,21 +47,17 @@ def page(notebooks: NotebookNode | Sequence[tuple[str, NotebookNode]], title: st
     """The text of the file. `title` replaces the notebook's own; `lessons=False` leaves out cells tagged `lesson`."""
     writer, before = _Writer(lessons), ""
     if isinstance(notebooks, NotebookNode):
-        own, parts = writer.parts(notebooks)
-        sections = [(words, words, html) for words, html in parts[1:]]
-        before = (f"<p><b>{written(own)}</b></p>" if title and own else "") + parts[0][1]
+        own, ((_, before), *parts) = writer.parts(notebooks)
+        sections = [(words, words, html) for words, html in parts]
+        before = f"<p><b>{written(own)}</b></p>{before}" if title and own else before
         title = title or own
     else:
         sections = [(name, *writer.chapter(name, notebook)) for name, notebook in notebooks]
-    keys = [writer.key(short) for short, _, _ in sections]
-    contents = "".join(
-        f'<li><a href="#{key}">{escape(re.sub(r"[$*`{}]", "", short))}</a></li>'
-        for key, (short, _, _) in zip(keys, sections, strict=True)
-    )
-    body = "".join(
-        f'<section id="{key}"><h2>{written(heading)}</h2>{html}</section>'
-        for key, (_, heading, html) in zip(keys, sections, strict=True)
-    )
+    contents, body = "", ""
+    for short, heading, html in sections:
+        key = writer.key(short)
+        contents += f'<li><a href="#{key}">{escape(re.sub(r"[$*`{}]", "", short))}</a></li>'
+        body += f'<section id="{key}"><h2>{written(heading)}</h2>{html}</section>'
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{NOTHING_FROM_OUTSIDE}">
@@ -90,7 +86,7 @@ class _Writer:
                 continue
             pieces = _pieces(_attached(cell)) if cell.cell_type == "markdown" else [("", "".join(self.code(cell)))]
             for heading, html in pieces:
-                if heading.startswith("# ") and not title and found == [("", "")]:
+                if heading.startswith("# ") and not title and len(found) == 1:
                     title, heading = heading[2:].strip(), ""
                 if heading:
                     found.append((heading.lstrip("# "), ""))
