@@ -83,9 +83,8 @@ class Portrait:
     def facts(self) -> HTML:
         """The run in one sentence."""
         identity, best = self.about["identity"], self.about.get("best")
-        told = (
-            f"method {identity['model'].get('method')}, data {identity['data']['name']}, status {self.about['status']}"
-        )
+        method, name = identity["model"].get("method"), identity["data"]["name"]
+        told = f"method {method}, data {name}, status {self.about['status']}"
         if best:
             told += f", best epoch {best['epoch']}, validation AUPRC {best['auprc']:.4f}"
         return say(f"A training run: {told}.")
@@ -108,14 +107,10 @@ class Portrait:
         model, of = self.run.model, self.people
         if model.kernel is None:
             return [say("This method ranks by the closest head and has no weights: there is no π to steer.")]
-        lead = (
-            "Move the weight of a head, or forbid it: the slate is ranked again, here in the browser. "
-            "Click on an item to see why it is there. Arrows compare with the model's own slate."
-        )
+        lead = "Move the weight of a head, or forbid it: the slate is ranked again, here in the browser. "
+        lead += "Click on an item to see why it is there. Arrows compare with the model's own slate."
         if of.left:
-            lead += (
-                f" Of {model.k} heads each user has sliders for the {len(of.shown)} largest, and one for the others."
-            )
+            lead += f" Of {model.k} heads each user has sliders for the {len(of.shown)} largest and one for the rest."
         return [say(lead), sliders(self.run, self.dataset, of)]
 
     def heads(self) -> list[Any]:
@@ -241,7 +236,8 @@ def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, An
 @torch.no_grad()
 def item_map(model: TwoTower, dataset: Dataset, of: People) -> go.Figure:
     """Items and heads on a map: those of all users if they share them, else those of one user with the history."""
-    at, chosen = of.some[0], _popular(dataset)
+    at, popular = of.some[0], np.argsort(-dataset.items["n_users"].to_numpy(), kind="stable")
+    chosen = np.sort(popular[:ON_THE_MAP])
     mine = _row(of.encoded, at)
     vectors = model.items()[torch.as_tensor(chosen)].cpu().numpy()
     u = mine.heads[0, of.shown].cpu().numpy()
@@ -270,11 +266,6 @@ def item_map(model: TwoTower, dataset: Dataset, of: People) -> go.Figure:
     )  # fmt: skip
 
 
-def _popular(dataset: Dataset) -> np.ndarray:
-    """The items of the map."""
-    return np.sort(np.argsort(-dataset.items["n_users"].to_numpy(), kind="stable")[:ON_THE_MAP])
-
-
 def _tightness(model: TwoTower, dataset: Dataset, of: People) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """κ, mean cosine and number of the shown heads that explain at least five items of a history, of some users."""
     some = np.arange(len(of.users))[:: max(1, len(of.users) // 150)]
@@ -292,9 +283,9 @@ def _row(encoded: Encoded, at: int) -> Encoded:
 
 def _whose(of: People) -> str:
     """Whose heads these are, in words."""
-    whose = "All users share these heads." if of.shared else (
-        "Every user has heads of their own: over users a head is only a slot, and its name says what it mostly is."
-    )  # fmt: skip
+    whose = "All users share these heads."
+    if not of.shared:
+        whose = "Every user has heads of their own: over users a head is a slot, and its name says what it mostly is."
     if of.left:
         held = of.pi[:, of.shown].sum(1).mean()
         shown = f"the {len(of.shown)} with the largest mean π are shown"

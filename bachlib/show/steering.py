@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import base64
 import json
-import warnings
 import zlib
 from collections.abc import Sequence
 from html import escape, unescape
@@ -22,7 +21,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from scipy.cluster.vq import kmeans2
 
 from bachlib import BachError
 from bachlib.data import Dataset
@@ -30,7 +28,7 @@ from bachlib.params import N_TEST
 from bachlib.serve.catalogue import lists_of
 from bachlib.serve.density import Query, log_sum_exp
 from bachlib.serve.retriever import Retriever
-from bachlib.show.people import People, people
+from bachlib.show.people import People, clustered, people
 from bachlib.show.plots.style import GREY, colour, tag
 
 MIME = "application/vnd.bach.steering+json"
@@ -132,13 +130,7 @@ def _compact(full: Shortlist) -> Shortlist:
     others, floors = np.argsort(-close, kind="stable"), []  # those that come nearest to a slate first
     others = others[~kept[others]]
     for part, groups in ((others[:NEXT], 128), (others[NEXT:], 32)):
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore")  # that a group is empty
-            group = (
-                kmeans2(np.sqrt(density[part]), min(groups, len(part)), iter=8, minit="++", rng=0)[1]
-                if len(part)
-                else part
-            )
+        group = clustered(np.sqrt(density[part]), groups)
         floors += [full.log_sigma[part[group == g]].max(0) for g in np.unique(group)]
     found = full._replace(items=full.items[kept], log_sigma=full.log_sigma[kept], cosine=full.cosine[kept])
     return found._replace(log_floor=np.stack(floors) if floors else full.log_floor[None]).rounded(DECIMALS)
