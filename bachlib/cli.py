@@ -119,12 +119,9 @@ def report(
     ] = None,
 ) -> None:
     """Write one HTML file about a run, of bach train or bach run, or about a sweep; no network needed to read it."""
-    from bachlib.experiment.report import report_sweep
-    from bachlib.experiment.sweep import is_sweep
-    from bachlib.show.report import report as write_report
-    from bachlib.train.run import find_run
+    from bachlib.experiment.report import report as write_report
 
-    typer.echo(f"→ {report_sweep(run) if is_sweep(run) else write_report(find_run(run), data=data)}")
+    typer.echo(f"→ {write_report(run, data)}")
 
 
 @app.command()

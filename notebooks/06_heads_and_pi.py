@@ -54,6 +54,7 @@ from bachlib.files import record
 from bachlib.serve import Retriever
 from bachlib.show import plots
 from bachlib.show.maps import layout, regions
+from bachlib.show.steering import sliders
 
 p = settings(globals())
 dataset = prepared(p)
@@ -353,6 +354,15 @@ figure
 # better *how much* of an interest a user wants: the overlap with the planted $\pi_u$ is 0.60 against 0.53. Three heads
 # are too few for sixteen interests by both measures.
 #
+# ## 8 · Steer π_u
+#
+# What does a slate become when $\pi_u$ changes? Below is the slate of one user of the personal model. In the page that
+# `bach run` writes of this notebook, sliders for three users stand in its place.
+
+# %%
+sliders(runs["personal"], dataset, users=3)
+
+# %% [markdown]
 # ## Exercises
 #
 # 1. Train with `prototypes = 8` instead of 16. How many interests are covered now? With which model do you have to
@@ -393,7 +403,6 @@ record(
         **{f"overlap with π, {name}": round(float(row["overlap with π"]), 3) for name, row in means.items()},
         "largest κ": round(float(kappa.max()), 1),
     },
-    model=runs["personal"].folder,
 )
 
 # %% [markdown]

@@ -82,9 +82,7 @@ def status(folder):
 def test_a_run_has_everything_in_one_folder(ran):
     place, folder = ran
     assert len([*(place / "o" / "runs").glob("p-bach-planted-*/best.safetensors")]) == 1
-    wanted = (
-        "01_sphere.ipynb single.ipynb params.yaml metrics.json status.json environment.json report.html single.html"
-    )
+    wanted = "01_sphere.ipynb single.ipynb params.yaml metrics.json status.json environment.json report.html"
     assert {*wanted.split()} <= {path.name for path in folder.iterdir()}
     told = status(folder)
     assert told["status"] == "done" and told["notebooks"]["single"]["values"]["k"] == 2

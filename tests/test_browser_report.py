@@ -8,12 +8,12 @@ import pytest
 from browser import Visit, chromium
 from reports import NASTY, batch, renamed, trained
 
+from bachlib.experiment.report import report
 from bachlib.files import output_dir
 from bachlib.params import N_TEST
 from bachlib.serve import Retriever
 from bachlib.show.plots.style import DARK, PAPER
-from bachlib.show.report import report
-from bachlib.show.shortlist import rerank, shortlist
+from bachlib.show.steering import rerank, shortlist
 
 K = 15
 

@@ -59,7 +59,7 @@ def test_form(notebook):
     path, committed = notebook
     cells = committed.cells
     chapter = path.stem[:2].isdigit()  # the explorer is an application with a few words around it
-    assert 20 <= len(cells) <= 48 if chapter else len(cells) <= 16
+    assert 20 <= len(cells) <= 48 if chapter else len(cells) <= 20
     assert cells[0].source.startswith(f"# {path.stem[:2] if chapter else path.stem.title()} · ")
     assert "**Question.**" in cells[0].source and "CPU minutes" in cells[0].source
     assert cells[1].metadata.tags == ["parameters"]
@@ -130,13 +130,13 @@ def test_the_quickstart_gives_its_numbers(monkeypatch):
     assert not wrong, "\n".join(wrong)
     report = (folder / "report.html").read_text()
     assert len(report) < 15e6 and report.count("* plotly.js v") == 1
-    assert 'id="data-steering"' in report, "06_heads_and_pi hands over a model to steer"
+    assert 'id="data-steering"' in report, "06_heads_and_pi shows sliders"
+    assert 'src="http' not in report
     for name in notebook_names():
-        page = (folder / f"{name}.html").read_text()
-        assert f'href="{name}.html"' in report and page.count("Plotly.newPlot") >= FIGURES.get(name, 4)
-        assert "\\mathbf" not in page and "$\\" not in page and "<math" in page, "formulas need a network"
-        assert 'src="http' not in page
-    assert (folder / "plotly.min.js").stat().st_size > 1e6
+        page = report.split(f'<section id="{name}">')[1].split("</section>")[0]
+        assert f'href="#{name}"' in report and page.count("<figure>") >= FIGURES.get(name, 4)
+        page = re.sub(r'<div class="code">.*?</div>|<script.*?</script>', "", page, flags=re.S)
+        assert "\\mathbf" not in page and "$\\" not in page, "formulas need a network"
     redrawn = {name: summary(figure) for name, figure in pictures(folder).items()}
     assert redrawn == json.loads((ROOT / "tests" / "figures.json").read_text()), "the README's pictures have changed"
 
@@ -150,5 +150,5 @@ def test_a_run_that_fails_says_where_and_keeps_what_there_is():
     status = json.loads((folder / "status.json").read_text())
     assert status["status"] == "failed" and status["failed"] == "03_data"
     report = (folder / "report.html").read_text()
-    assert "no user has 5000" in report and "<td>03_data</td><td>failed</td>" in report
+    assert "no user has 5000" in report and re.search(r"<th>03_data</th>\s*<td>failed</td>", report)
     assert (folder / "03_data.ipynb").exists()

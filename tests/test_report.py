@@ -3,28 +3,36 @@
 import json
 import re
 
+import nbformat
 import numpy as np
 import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output, new_raw_cell
 from plotly.offline import get_plotlyjs
-from reports import NASTY, batch, renamed, trained
+from reports import NASTY, batch, in_process, renamed, trained
 
 from bachlib import BachError
 from bachlib.evaluate import Evaluation, evaluate
-from bachlib.files import output_dir, record
+from bachlib.experiment.report import report
+from bachlib.files import output_dir
 from bachlib.model.methods import build
-from bachlib.show import layout, plots
-from bachlib.show.document import figure, inline, marked, only_a_table, settings
+from bachlib.show import maps, plots
+from bachlib.show.page import NEEDS_A_KERNEL, PLOTLY, STEERING, WIDGET, clean, figure, inline, markdown, marked, page
 from bachlib.show.people import people
 from bachlib.show.plots import style
-from bachlib.show.report import report
+from bachlib.show.portrait import settings
+from bachlib.show.steering import packed
 from bachlib.train.run import find_run
+
+SECTIONS = (
+    "how-good-it-is steer-π_u what-the-heads-mean one-user-item-by-item how-it-was-trained parameters environment"
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_maps():
     """UMAP takes seconds for each of these runs; the tests in a browser draw its maps."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layout, "_umap", lambda items, heads, seed: (items[:, :2], heads[:, :2]))
+        patch.setattr(maps, "_umap", lambda items, heads, seed: (items[:, :2], heads[:, :2]))
         yield
 
 
@@ -39,59 +47,62 @@ def runs(mine):
     return {name: trained(mine, name) for name in ("p-bach", "all-multihead")}
 
 
-def parts(path) -> tuple[str, dict[str, str], dict | None]:
-    """The page without scripts, its sections, and the data of its sliders."""
-    text = path.read_text()
-    body = re.sub(r"<script.*?</script>", "", text, flags=re.S)
+def parts(text: str) -> tuple[dict[str, str], dict | None]:
+    """The sections of a page without their scripts and code, and the data of its sliders."""
+    body = re.sub(r'<script.*?</script>|<div class="code">.*?</div>', "", text, flags=re.S)
     sections = dict(re.findall(r'<section id="([^"]+)">(.*?)</section>', body, flags=re.S))
     data = re.search(r'id="data-steering">(.*?)</script>', text, flags=re.S)
-    return text, sections, json.loads(data.group(1)) if data else None
+    return sections, json.loads(data.group(1)) if data else None
 
 
-def figures(path) -> list[dict]:
-    found = re.findall(r'</div><script type="application/json">(.*?)</script></figure>', path.read_text(), flags=re.S)
+def figures(text: str) -> list[dict]:
+    found = re.findall(r'</div><script type="application/json">(.*?)</script></figure>', text, flags=re.S)
     return [json.loads(one) for one in found]
 
 
 def check_stands_alone(text: str) -> None:
     assert text.count("* plotly.js v") == 1
     own = text.replace(inline(get_plotlyjs()), "")
-    assert not re.search(r"""(?:src|href)\s*=\s*["']?\s*(?:https?:)?//""", own), "the page loads something"
+    assert not re.search(r"""(?:src|<link[^>]*href)\s*=\s*["']?\s*(?:https?:)?//""", own), "the page loads something"
     assert "@import" not in own and "url(" not in own
     assert "default-src 'none'" in own
 
 
 def test_a_training_run(runs):
+    """As `bach report` makes it, with a kernel."""
     path = report(runs["p-bach"].folder)
-    text, sections, steering = parts(path)
+    text = path.read_text()
+    sections, steering = parts(text)
     assert path == runs["p-bach"].folder / "report.html"
     check_stands_alone(text)
-    assert list(sections) == ["numbers", "steering", "heads", "user", "training", "parameters", "environment"]
+    assert list(sections) == SECTIONS.split()
     for section in sections.values():
-        assert re.search(r'<p class="lead">\w.+\.?</p>', section), "a section says what one sees"
-    for piece in ("status finished", "best epoch", "validation AUPRC"):
+        assert re.search(r"<p>\w.+\.</p>|<table>", section), "a section says what one sees"
+    for piece in ("status finished", "best epoch", "validation AUPRC", f"<title>{runs['p-bach'].folder.name}"):
         assert piece in text
     for name, value in {"n_negatives": 128, "d": 8, "tau": 0.07, "epochs": 2, "encoder": "cls"}.items():
         assert f"<td>{name}</td><td>{value}</td>" in sections["parameters"]
-    assert "<td>torch</td>" in sections["environment"]
-    assert len(figures(path)) == 11 and all("width" not in one["layout"] for one in figures(path))
+    assert "<td>torch</td>" in sections["environment"] and "Exercises" not in text
+    assert len(figures(text)) == 11 and all("width" not in one["layout"] for one in figures(text))
     assert len(steering["users"]) == 6 and steering["K"] == 15
     assert len({one["name"] for one in steering["users"]}) == 6
+    assert len(figures(in_process(runs["p-bach"].folder))) == 11, "the other tests execute the same cells"
 
 
 def test_numbers_come_with_intervals(mine, runs):
     """Beside a comparable run: the paper's table; alone: means with intervals over users."""
-    _, sections, _ = parts(report(runs["p-bach"].folder))
-    saved = Evaluation.load(runs["p-bach"].folder)
-    row = re.search(r"<tr><td>p-bach</td>(.*?)</tr>", sections["numbers"]).group(1)
+    sections, _ = parts(in_process(runs["p-bach"].folder))
+    saved, numbers = Evaluation.load(runs["p-bach"].folder), sections["how-good-it-is"]
+    row = re.search(r"<tr><td>p-bach</td>(.*?)</tr>", numbers).group(1)
     cells = re.findall(r"<td>(?:<b>)?([\d.]+)(?:</b>)? ±([\d.]+)", row)
     assert len(cells) == 5 and float(cells[4][0]) == pytest.approx(saved.means["AUPRC"], abs=6e-5)
     assert all(float(half) > 0 for _, half in cells)
-    assert "<td>all-multihead</td>" in sections["numbers"]
+    assert "<td>all-multihead</td>" in numbers
 
     alone = trained(mine, "p-bach", name="apart/p-bach")
-    _, sections, _ = parts(report(alone.folder))
-    low, high = re.search(r"<td>AUPRC</td><td>[\d.]+</td><td>([\d.]+) – ([\d.]+)</td>", sections["numbers"]).groups()
+    sections, _ = parts(in_process(alone.folder))
+    row = r"<th>AUPRC</th>\s*<td>[\d.]+</td>\s*<td>([\d.]+) – ([\d.]+)</td>"
+    low, high = re.search(row, sections["how-good-it-is"]).groups()
     assert float(low) < saved.means["AUPRC"] < float(high), "the same training has the same number"
 
 
@@ -103,7 +114,7 @@ def test_an_evaluation_of_other_weights_is_not_taken(mine):
     stem.write_text(json.dumps(told))
     per_user = Evaluation.load(run.folder).per_user * 0 + 0.7777
     Evaluation(**{**vars(Evaluation.load(run.folder)), "per_user": per_user}).save(run.folder)
-    assert "0.7777" not in parts(report(run.folder))[1]["numbers"]
+    assert "0.7777" not in parts(in_process(run.folder))[0]["how-good-it-is"]
 
 
 @pytest.mark.parametrize(
@@ -120,18 +131,17 @@ def test_an_evaluation_of_other_weights_is_not_taken(mine):
 def test_every_kind_of_method(mine, method, k, drawn, said):
     """What a method does not have is left out, and the page says so."""
     run = trained(mine, method, k, name=f"kinds-{method}/{method}", evaluated=False)
-    path = report(run.folder)
-    text, sections, steering = parts(path)
-    assert said in "".join(sections.values())
-    assert len(figures(path)) == drawn
+    sections, steering = parts(text := in_process(run.folder))
+    assert said in "".join(sections.values()) and list(sections) == SECTIONS.split()
+    assert len(figures(text)) == drawn
     assert (steering is not None) == ("bach" in method)
     check_stands_alone(text)
 
 
 def test_many_heads_are_summed_up(mine):
     run = trained(mine, "p-bach-global", 40, name="many/global", evaluated=False)
-    _, sections, steering = parts(path := report(run.folder))
-    assert "Of 40 heads the 16 with the largest mean π are shown" in sections["heads"]
+    sections, steering = parts(text := in_process(run.folder))
+    assert "Of 40 heads the 16 with the largest mean π are shown" in sections["what-the-heads-mean"]
     of = people(run.model, mine)
     assert of.left == 24 and of.pi.mean(0)[of.shown].min() >= np.delete(of.pi.mean(0), of.shown).max()
     for place, one in zip(of.some, steering["users"], strict=True):
@@ -142,23 +152,23 @@ def test_many_heads_are_summed_up(mine):
         assert len(one["pi"]) == len(one["names"]) == 17
         assert sum(one["pi"]) == pytest.approx(1) and one["kappa"][-1] is None
         assert one["names"][-1] == "the other 24 heads"
-    assert max(len(one["data"]) for one in figures(path)) < 70
+    assert max(len(one["data"]) for one in figures(text)) < 70
 
 
 def test_without_genres_and_titles(world):
     plain = renamed(world, "plain", titles=lambda i: f"raw {i}", genres=lambda _: [])
     run = trained(plain, "p-bach", 3, evaluated=False)
-    _, sections, steering = parts(path := report(run.folder))
-    assert "These items have no genres" in sections["heads"]
+    sections, steering = parts(text := in_process(run.folder))
+    assert "These items have no genres" in sections["what-the-heads-mean"]
     assert steering["users"][0]["names"] == ["head 0", "head 1", "head 2"]
-    assert len(figures(path)) == 10
+    assert len(figures(text)) == 10
 
 
 def test_titles_cannot_become_markup(world):
     nasty = renamed(
         world, "nasty-file", titles=lambda i: f"{NASTY} {i}", genres=lambda g: [f"<b>{x}</b></script>" for x in g]
     )
-    text, sections, steering = parts(report(trained(nasty, "p-bach", 3, evaluated=False).folder))
+    sections, steering = parts(text := in_process(trained(nasty, "p-bach", 3, evaluated=False).folder))
     assert "<img" not in text.replace(inline(get_plotlyjs()), "")
     assert "window.hacked" not in "".join(sections.values()).replace("&lt;", ""), "not even as text outside of JSON"
     assert any(NASTY in title for title in steering["titles"].values()), "but whole where the script sets it as text"
@@ -168,12 +178,12 @@ def test_titles_cannot_become_markup(world):
 def test_cold_users_and_a_free_pi(mine):
     strict = mine.strict(0.3)
     run = trained(strict, "p-bach", 3, name="cold/p-bach", evaluated=False)
-    _, sections, steering = parts(report(run.folder))
+    sections, steering = parts(in_process(run.folder))
     cold = {f"user {u}" for u in strict.cold}
-    assert f"{len(strict.cold)} cold users" in sections["numbers"]
+    assert f"{len(strict.cold)} cold users" in sections["how-good-it-is"]
     assert {one["name"].split(":")[0] for one in steering["users"]} <= cold
     run = trained(mine, "p-bach", 3, name="free/p-bach", evaluated=False, pi="table")
-    assert parts(report(run.folder))[2] is not None
+    assert parts(in_process(run.folder))[1] is not None
 
 
 def test_what_is_missing_is_said(mine, runs, tmp_path):
@@ -187,13 +197,14 @@ def test_what_is_missing_is_said(mine, runs, tmp_path):
         told = json.loads(json.dumps(about))
         change(told)
         (folder / "run.json").write_text(json.dumps(told))
-        _, sections, steering = parts(report(folder))
+        sections, steering = parts(in_process(folder))
         assert steering is None and "<td>tau</td>" in sections["parameters"]
-        return sections["numbers"]
+        return sections["how-good-it-is"]
 
     assert "its data set, gone" in page_of(lambda a: a["identity"]["data"].update(name="gone"))
     assert "no longer the one" in page_of(lambda a: a["identity"]["data"].update(content_hash="x"))
-    assert "parts of your own (gate)" in page_of(lambda a: a["identity"]["model"].update(own={"gate": "Mine"}))
+    own = page_of(lambda a: a["identity"]["model"].update(own={"gate": "Mine"}))
+    assert "parts of your own (gate)" in own and "Portrait(run, data, model)" in own
     (folder / "best.safetensors").unlink()
     assert "it has no weights yet" in page_of(lambda a: a.update(status="running", best=None))
 
@@ -204,46 +215,32 @@ def test_what_is_missing_is_said(mine, runs, tmp_path):
 def test_a_run_of_notebooks(runs, tmp_path):
     model = str(runs["p-bach"].folder.relative_to(output_dir()))
     path = report(batch(tmp_path / "b", [r.folder for r in runs.values()], model=model))
-    text, sections, steering = parts(path)
+    sections, steering = parts(text := path.read_text())
     check_stands_alone(text)
-    assert list(sections) == ["summary", "steering", "00_a", "01_b", "environment"]
+    assert list(sections) == ["summary", "00_a", "01_b", "environment"] and "<title>my batch</title>" in text
+    assert [*path.parent.glob("*.html")] == [path] and not [*path.parent.glob("*.js")], "one file"
     chapter = sections["00_a"]
-    assert "<h2>00 · The claim &lt;i&gt;</h2>" in chapter and 'href="00_a.html"' in chapter
+    assert "<h2>00 · The claim &lt;i&gt;</h2>" in chapter
     assert "<math" in chapter and "<em>worth</em>" in chapter and "<code>a &lt; b</code>" in chapter
-    assert "<td>R@50</td><td>0.1235</td>" in chapter and "seed = 7, what = &lt;b&gt;" in chapter
     assert re.search(r"<td>p-bach</td><td>(<b>)?0\.\d{4}(</b>)? ±0\.\d{4}", chapter), "the table with its intervals"
-    assert "onclick" not in text.replace(inline(get_plotlyjs()), "") and "a pandas table" not in chapter
-    assert len(figures(path)) == 1 and "<figcaption>Two bars</figcaption>" in chapter
-    assert len(steering["users"]) == 6 and "trained by 01_b" in sections["steering"]
-    assert "2 of 2 notebooks in 4 s" in text
+    assert "onclick" not in text.replace(inline(get_plotlyjs()), "") and "a pandas table" in chapter
+    assert len(figures(text)) == 1 and "<figcaption>Two bars</figcaption>" in chapter
+    assert len(steering["users"]) == 6 and 'id="steering"' in sections["01_b"]
+    assert "<td>path</td><td>&lt;b&gt;</td>" in sections["summary"] and "2 of 2 notebooks in 4 s" in text
 
 
 def test_a_run_that_failed(tmp_path):
-    text, sections, _ = parts(report(batch(tmp_path / "b", failed=True)))
-    assert "failed in 01_b" in sections["summary"] and "<td>01_b</td><td>failed</td>" in sections["summary"]
+    folder = batch(tmp_path / "b", failed=True)
+    left = nbformat.read(folder / "01_b.ipynb", as_version=4)
+    broken = new_output("error", ename="BachError", evalue="1 < 2", traceback=["\x1b[31mBachError\x1b[0m: 1 < 2"])
+    left.cells.append(new_code_cell("fail()", outputs=[broken]))
+    nbformat.write(left, folder / "01_b.ipynb")
+    (folder / "run.json").write_text("{}")  # of a training that did not end: the page is about the failure
+    sections, _ = parts(text := report(folder).read_text())
+    assert "failed in <code>01_b</code>" in sections["summary"] and "1 of 2 notebooks" in text
+    assert re.search(r"<th>01_b</th>\s*<td>failed</td>", sections["summary"])
     assert "BachError: 1 &lt; 2 &lt;/pre&gt;&lt;script&gt;" in sections["summary"]
-    assert "1 of 2 notebooks" in text
-    assert "No notebook of this run has handed over a model" in sections["steering"]
-
-
-def test_a_model_that_is_gone_or_cannot_be_steered(mine, runs, tmp_path):
-    _, sections, steering = parts(report(batch(tmp_path / "a", model="runs/nothing")))
-    assert "that 01_b has handed over is gone" in sections["steering"] and steering is None
-    hard = str(runs["all-multihead"].folder.relative_to(output_dir()))
-    _, sections, steering = parts(report(batch(tmp_path / "b", model=hard)))
-    assert "there is no π to steer" in sections["steering"] and steering is None
-
-
-def test_record_hands_a_model_over(runs, tmp_path, monkeypatch):
-    folder = runs["p-bach"].folder
-    assert record("06", {"a": 1}, model=folder) == {"a": 1}  # outside of `bach run` nothing is written
-    monkeypatch.setenv("BACH_RUN_DIR", str(tmp_path))
-    record("06", {"a": 1}, model=folder)
-    record("07", {"b": 2})
-    assert json.loads((tmp_path / "models.json").read_text()) == {"06": f"runs/{folder.name}"}
-    assert json.loads((tmp_path / "metrics.json").read_text()) == {"06": {"a": 1}, "07": {"b": 2}}
-    with pytest.raises(BachError, match="should be the folder of a training run"):
-        record("06", {}, model=tmp_path)
+    assert '<span class="ansi-red-fg">BachError</span>: 1 &lt; 2' in sections["01_b"]
 
 
 def test_which_run(runs, tmp_path):
@@ -256,7 +253,79 @@ def test_which_run(runs, tmp_path):
         report(tmp_path)
 
 
-# --------------------------------------------------------------------------------------------------------------- parts
+# ---------------------------------------------------------------------------------------------------------- the writer
+
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+DRAWN = {"data": [], "layout": {"title": {"text": "Drawn 17"}}}
+
+
+def every_kind() -> nbformat.NotebookNode:
+    """A cell of every kind, each with a word that is nowhere else."""
+    shown = [
+        {PLOTLY: DRAWN, "image/png": PIXEL, "text/plain": "twin of a figure"},
+        {"text/html": "<table><tr><th>ours 18</th></tr><tr><td onclick='x()'>a</td></tr></table><script>bad</script>"},
+        {"text/html": "<style>x</style><script>y</script>", "text/plain": "plain 19"},
+        {"text/plain": "<b>plain 20</b>"},
+        {"image/png": PIXEL, "text/plain": "picture 21"},
+        {"image/svg+xml": "<svg><script>bad</script></svg>", "text/plain": "picture 22"},
+        {WIDGET: {"model_id": "1"}, "text/plain": "VBox()"},
+        {"text/markdown": "**bold 23** $\\pi$"},
+        {"text/latex": "$\\kappa_{24}$"},
+        {"application/json": {"json": 25}},
+        {STEERING: packed({"K": 1, "titles": {}, "users": [], "word": 26}), "text/html": "fallback of sliders"},
+        {STEERING: packed({"K": 1, "titles": {}, "users": [], "word": 27}), "text/html": "fallback of sliders"},
+    ]
+    image = {"a.png": {"image/png": PIXEL}}
+    return new_notebook(
+        cells=[
+            new_markdown_cell("# Title <i>1</i>\n\nlead 2"),
+            new_code_cell("before = 3", outputs=[new_output("stream", text="stream \x1b[32m4\x1b[0m <b>")]),
+            new_markdown_cell(
+                "text 5\n\n## First <6>\n\ntext 7 $x_7$ and `$8`\n\n```\n## no heading 9\n```\n\n## Second 10"
+            ),
+            new_markdown_cell("![alt 11](attachment:a.png) [link](03_data.ipynb)", attachments=image),
+            new_raw_cell("raw <12>"),
+            new_code_cell("code_13 = '<b>'", outputs=[new_output("display_data", data) for data in shown]),
+            new_code_cell("", outputs=[new_output("error", ename="E", evalue="error <14>", traceback=[])]),
+            new_markdown_cell(
+                "<details><summary>folded 15</summary>\n\ninside <img src=http://x onerror=y>\n</details>"
+            ),
+            new_markdown_cell("lesson 16", metadata={"tags": ["lesson"]}),
+            new_markdown_cell("bad $\\left( 28$ formula"),
+        ]
+    )
+
+
+def test_no_cell_is_lost():
+    made = every_kind()
+    text = page(made)
+    check_stands_alone(text)
+    own = text.replace(inline(get_plotlyjs()), "")
+    for piece in (
+        "<h1>Title &lt;i&gt;1&lt;/i&gt;</h1>", "lead 2", "before",
+        'stream <span class="ansi-green-fg">4</span> &lt;b&gt;', "text 5",
+        '<section id="first-6"><h2>First &lt;6&gt;</h2>', "text 7 <math", "<code>$8</code>",
+        "## no heading 9", "<h2>Second 10</h2>", 'alt="alt 11"',
+        'href="#03_data"', "raw &lt;12&gt;", "code_13", "error &lt;14&gt;", "folded 15", "lesson 16", "Drawn 17",
+        "<th>ours 18</th>", "plain 19", "&lt;b&gt;plain 20&lt;/b&gt;", 'alt="picture 21"', 'alt="picture 22"',
+        NEEDS_A_KERNEL, "<strong>bold 23</strong>", "&quot;json&quot;: 25", '"word":26', '"word":27',
+        'id="data-steering">', 'id="data-steering-2">', 'id="steer-2"', "<code>\\left( 28</code>",
+    ):  # fmt: skip
+        assert piece in own, piece
+    for piece in (*"fallback onclick onerror <script>bad <script>y <svg kappa_{24}".split(), 'src="http', "twin of"):
+        assert piece not in own, piece
+    assert own.count(f'src="data:image/png;base64,{PIXEL}"') == 2
+    assert len(figures(text)) == 1 and text.count("<section") == own.count('<li><a href="#') == 2
+    without = page(made, "My title", lessons=False)
+    assert "lesson 16" not in without and "raw &lt;12&gt;" in without
+    assert "<h1>My title</h1>" in without and "Title &lt;i&gt;1" in without, "its own title is not lost"
+
+
+def test_several_notebooks_are_chapters():
+    text = page([("a", every_kind()), ("b", every_kind()), ("a", new_notebook(cells=[]))], "<Both>")
+    assert re.findall('<section id="(.*?)"', text)[:2] == ["a", "b"] and "<h1>&lt;Both&gt;</h1>" in text
+    assert text.count("<h3>Second 10</h3>") == 2 == text.count("lesson 16") and text.count("* plotly.js v") == 1
+    assert len(set(re.findall(' id="(.*?)"', text))) == len(re.findall(' id="(.*?)"', text)), "an id is there twice"
 
 
 def test_texts_of_figures():
@@ -270,15 +339,19 @@ def test_texts_of_figures():
 
 def test_scripts_and_tables_are_made_safe():
     assert inline("a('</script>','</SCRIPT>','<!--')") == r"a('<\/script>','<\/SCRIPT>','<\!--')"
-    cleaned = only_a_table('<table class="x"><tr><td onclick="y">1 &lt; 2</td><script>z</script></tr></table><p>ok</p>')
-    assert cleaned == '<div class="wide results"><table><tr><td>1 &lt; 2</td>z</tr></table></div><p>ok</p>'
-    assert "<h3>train</h3>" in settings({"a": 1, "train": {"x": None, "y": [1, 2], "z": {}}})
-    assert "<td>y</td><td>1, 2</td>" in settings({"train": {"y": [1, 2]}})
+    wild = '<p class="plot" id="steer" onclick="y">1 &lt; 2</p><iframe src="x">z</iframe>'
+    assert clean(wild) == "<p>1 &lt; 2</p>z"
+    assert clean('<a href="javascript:x">a</a><a href="https://b.c">b</a>') == '<a>a</a><a href="https://b.c">b</a>'
+    assert "<math" in markdown("$a < b$") and "<script>" not in markdown("$\\text{<script>x</script>}$")
+    assert "href" not in markdown("$\\href{javascript:x}{y}$").replace("<code>\\href", "")
+    shown = settings({"a": 1, "train": {"x": None, "y": [1, 2], "z": {}, "<b>": "<i>"}}).data
+    for row in ("<td>train.y</td><td>[1, 2]</td>", "<td>train.z</td>", "<td>train.&lt;b&gt;</td><td>&lt;i&gt;</td>"):
+        assert row in shown
 
 
 def test_what_was_liked_later_is_the_held_out_items(mine):
     run = trained(mine, "p-bach", 3, name="later/run", evaluated=False)
-    _, _, steering = parts(report(run.folder))
+    _, steering = parts(in_process(run.folder))
     for one in steering["users"]:
         u = int(re.match(r"user (\d+):", one["name"]).group(1))
         assert one["later"] == mine.sequence(u)[-10:].tolist() and not set(one["later"]) & set(one["history"])
@@ -287,16 +360,16 @@ def test_what_was_liked_later_is_the_held_out_items(mine):
 def test_a_neighbour_that_is_damaged_does_not_matter(mine):
     ours = trained(mine, "p-bach", 3, name="pair/ours")
     other = trained(mine, "standard", 1, name="pair/other")
-    assert "1 other evaluated run lies" in report(ours.folder).read_text()
+    assert "1 other evaluated run lies" in in_process(ours.folder)
     (other.folder / "evaluation-test.parquet").write_bytes(b"half")
-    assert "other evaluated" not in report(ours.folder).read_text()
+    assert "other evaluated" not in in_process(ours.folder)
 
 
 def test_only_what_was_measured_alike_is_compared(mine):
     ours = trained(mine, "p-bach", 3, name="alike/ours")
     other = trained(mine, "standard", 1, name="alike/other", evaluated=False)
     evaluate(other, mine, max_users=50, quiet=True).save(other.folder)
-    assert "other evaluated" not in report(ours.folder).read_text()
+    assert "other evaluated" not in in_process(ours.folder)
 
 
 def test_a_wrong_data_set_is_named(mine, tmp_path):

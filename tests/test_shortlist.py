@@ -5,8 +5,9 @@ import pytest
 from serving import made, perturbed
 
 from bachlib import BachError
+from bachlib.params import N_TEST
 from bachlib.serve import Retriever
-from bachlib.show.shortlist import Shortlist, rerank, shortlist
+from bachlib.show.steering import MIME, Shortlist, rerank, shortlist, sliders, unpacked
 
 K = 10
 
@@ -130,3 +131,24 @@ def test_a_tie_across_the_edge_is_not_proved():
     of = Shortlist(np.arange(3), sigma, sigma / 9, np.array([-5.0]), np.ones(1), np.ones(1), np.eye(1), 9)
     assert rerank(of, [1.0], 1).proved
     assert rerank(of, [1.0], 2).enough and not rerank(of, [1.0], 2).proved
+
+
+def test_sliders_hold_few_items_and_prove_most_slates(world):
+    """Kept are the first items of many π, and a bound for each group of the others."""
+    retriever, rng, asked, proved = made(world), np.random.default_rng(4), 0, 0
+    shown = sliders(retriever.model, world, users=3)
+    for one in shown.data["users"]:
+        u = int(one["name"].split(":")[0].removeprefix("user "))
+        earlier, keys = world.sequence(u)[:-N_TEST], ("items", "sigma", "cosine", "floor", "pi", "kappa")
+        of = Shortlist(*(np.array(one[key]) for key in keys), np.eye(4), one["servable"], one["margin"])
+        assert len(of.items) < of.servable and of.log_floor.ndim == 2
+        for pi in [of.pi, *weights(rng, 4)]:
+            found, exact = rerank(of, pi, K), retriever.retrieve([earlier], K, pi=pi / pi.sum())
+            asked, proved = asked + 1, proved + found.proved
+            assert not found.proved or (found.items == exact.items[0]).all()
+    assert proved > 0.9 * asked
+    data = shown._repr_mimebundle_()
+    assert (
+        unpacked(data[MIME]) == shown.data and "<table>" in data["text/html"] and "Sliders(user" in data["text/plain"]
+    )
+    assert len(data[MIME]["zlib"]) < 40_000 * len(shown.data["users"])

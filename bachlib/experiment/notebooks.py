@@ -98,10 +98,8 @@ def run(p: Experiment, *, fresh: bool = False, report: bool = True) -> Path:
 
 
 def _write_report(folder: Path) -> None:
-    from bachlib.show.page import write_pages
-    from bachlib.show.report import report
+    from bachlib.experiment.report import report  # late: it imports this module
 
-    write_pages(folder)
     report(folder)
 
 

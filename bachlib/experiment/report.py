@@ -1,51 +1,115 @@
-"""`bach report SWEEP`: notebook 09 executed for a sweep, as one HTML file in the sweep's folder."""
+"""`bach report`: one HTML file about a training, a run of the notebooks or a sweep, in its folder.
+
+A training is shown by the notebook `report`, a sweep by `09_sweep_report`; a run of the notebooks has executed its own.
+"""
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
+from typing import Any
 
 import nbformat
+import pandas as pd
+import yaml
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from bachlib.experiment.notebooks import environment, execute
+from bachlib import BachError
+from bachlib.experiment.notebooks import METRICS, PARAMS, STATUS, environment, execute
 from bachlib.experiment.settings import notebook_folder
-from bachlib.experiment.sweep import FILE, SweepFile, found_at, keep, read_sweep
-from bachlib.files import RUN_DIR, write_text
+from bachlib.experiment.sweep import FILE, found_at, is_sweep, keep, read_sweep
+from bachlib.files import RUN_DIR, read_json, write_text
+from bachlib.train.run import find_run
 
-REPORT = "09_sweep_report"
-LESSON = "lesson"  # a cell with this tag is for those who read the notebook, not for a report
+PAGE = "report.html"
+OF_A_TRAINING, OF_A_SWEEP = "report", "09_sweep_report"
 
-# the page of a notebook without its code, which is there for those who want it
-LOOK = """<style>body:not(:has(#code:checked)) .jp-CodeCell .jp-Cell-inputWrapper {display: none}
-.jp-InputPrompt, .jp-OutputPrompt {display: none !important} main {max-width: 60rem; margin: auto}
-.switch {float: right}</style>"""
-SWITCH = '<label class="switch"><input type="checkbox" id="code"> code</label>'
+
+def report(path: str | Path, data: str | Path | None = None) -> Path:
+    """Write `report.html`; returns where it is. `path`: a run folder, its name in outputs/runs, or a sweep.
+
+    `data`: the prepared data set of a training, if it is not in outputs/data.
+    """
+    if data and not (Path(data) / "meta.json").exists():
+        raise BachError(f"{data} is not a prepared data set (it has no meta.json)")
+    if is_sweep(path):
+        return report_sweep(path)
+    folder = find_run(path).resolve()
+    of_notebooks = (folder / PARAMS).exists() and (folder / STATUS).exists()
+    trained = (folder / "run.json").exists()
+    if trained and not (of_notebooks and read_json(folder / STATUS).get("status") == "failed"):
+        values = {"run": str(folder), "data": str(Path(data).resolve()) if data else ""}
+        return _written(folder, _executed(OF_A_TRAINING, folder, values, record_in=""), folder.name)
+    if not of_notebooks:
+        raise BachError(
+            f"{folder} is not a run: it has neither run.json (bach train) nor {PARAMS} and {STATUS} (bach run)"
+        )
+    if data:
+        raise BachError(f"{folder} is a run of notebooks: a data set can be given for a training run only")
+    params, status = yaml.safe_load((folder / PARAMS).read_text(encoding="utf-8")), read_json(folder / STATUS)
+    there = [(name, path) for name in params["notebooks"] if (path := folder / f"{name}.ipynb").exists()]
+    chapters = [(name, nbformat.read(path, as_version=4)) for name, path in there]
+    first = ("summary", _summary(params, status, read_json(folder / METRICS)))
+    return _written(folder, [first, *chapters, ("environment", _environment(folder))], params["name"], lessons=True)
 
 
 def report_sweep(path: str | Path) -> Path:
-    """What is known of a sweep; nothing is trained, what is missing is listed."""
-    from bachlib.show.document import inline
-    from bachlib.show.page import SCRIPT, write_pages
-
+    """The results of a sweep; nothing is trained, what is missing is listed."""
     place, sweep = found_at(Path(path)).resolve(), read_sweep(path)
     folder = place.parent if place.name == FILE else keep(sweep)
-    executed = folder / f"{REPORT}.ipynb"
-    with environment(**{RUN_DIR: str(folder)}):
-        values = {"sweep": str(place), "complete": False}
-        execute(notebook_folder() / executed.name, executed, values, cwd=Path.cwd())  # so that paths mean the same
-    with tempfile.TemporaryDirectory() as aside:
-        nbformat.write(as_report(nbformat.read(executed, as_version=4), sweep.file), Path(aside) / executed.name)
-        write_pages(Path(aside))
-        page, script = ((Path(aside) / name).read_text(encoding="utf-8") for name in (f"{REPORT}.html", SCRIPT))
-    drawing = f'<script src="{SCRIPT}"></script>'
-    page = page.replace(drawing, f"<script>{inline(script)}</script>{LOOK}", 1).replace("<main>", f"<main>{SWITCH}", 1)
-    write_text(folder / "report.html", page.replace(f"<title>{REPORT}", f"<title>{sweep.file.name}", 1))
-    return folder / "report.html"
+    values = {"sweep": str(place), "complete": False}
+    title = f"{sweep.file.name}: {sweep.file.about}" if sweep.file.about else sweep.file.name
+    return _written(folder, _executed(OF_A_SWEEP, folder, values, record_in=str(folder)), title)
 
 
-def as_report(notebook: nbformat.NotebookNode, file: SweepFile) -> nbformat.NotebookNode:
-    """The notebook under the sweep's own title and without what is for a lesson."""
-    notebook.cells = [cell for cell in notebook.cells if LESSON not in cell.metadata.get("tags", [])]
-    title = f"# {file.name}: {file.about}" if file.about else f"# {file.name}"
-    notebook.cells.insert(0, nbformat.v4.new_markdown_cell(title))
-    return notebook
+def _executed(name: str, folder: Path, values: dict[str, Any], record_in: str) -> nbformat.NotebookNode:
+    source, target = (where / f"{name}.ipynb" for where in (notebook_folder(), folder))
+    if not source.exists():
+        raise BachError(f"{source} does not exist: `bach report` needs the notebooks of the project; run it in a clone")
+    with environment(**{RUN_DIR: record_in}):
+        execute(source, target, values, cwd=Path.cwd())  # so that paths mean the same
+    return nbformat.read(target, as_version=4)
+
+
+def _written(folder: Path, notebooks: Any, title: str, lessons: bool = False) -> Path:
+    from bachlib.show.page import page  # late: it loads plotly
+
+    write_text(folder / PAGE, page(notebooks, title, lessons=lessons))
+    return folder / PAGE
+
+
+def _summary(params: dict[str, Any], status: dict[str, Any], metrics: dict[str, Any]) -> nbformat.NotebookNode:
+    """The first chapter of a run of notebooks: what was run, how long it took, and the error that stopped it."""
+    from bachlib.show.portrait import settings
+
+    done, rows = status.get("notebooks", {}), {}
+    for name in params["notebooks"]:
+        state = "done" if name in done else "failed" if name == status.get("failed") else "not run"
+        took = f"{done[name]['seconds']:.0f} s" if name in done else "–"
+        rows[name] = state, took, len(metrics.get(name, {}))
+    took = f"{len(done)} of {len(rows)} notebooks in {sum(one['seconds'] for one in done.values()):.0f} s"
+    lead = f"A run of the notebooks: {status.get('status')}; {took}. Each notebook is a chapter below."
+    if status.get("status") == "failed":
+        lead += f" The run failed in `{status.get('failed', 'its first notebook')}`."
+    error = [status["error"]] if "error" in status else []
+    table = pd.DataFrame.from_dict(rows, "index", columns=["status", "time", "numbers recorded"])
+    values = {key: value for key, value in params.items() if key != "notebooks"}
+    return _chapter(f"# What was run\n\n{lead}", *error, table, settings(values, "Parameters"))
+
+
+def _environment(folder: Path) -> nbformat.NotebookNode:
+    from bachlib.show.portrait import settings
+
+    versions = read_json(folder / "environment.json")
+    lead = "The versions it was made with." if versions else "The versions were not recorded."
+    return _chapter(f"# Environment\n\n{lead}", settings(versions))
+
+
+def _chapter(text: str, *shown: Any) -> nbformat.NotebookNode:
+    """A notebook by hand: text, then errors (as strings) and tables."""
+    outputs = [
+        new_output("error", ename="", evalue=one, traceback=[one])
+        if isinstance(one, str)
+        else new_output("display_data", {"text/html": one._repr_html_()})
+        for one in shown
+    ]
+    return new_notebook(cells=[new_markdown_cell(text), new_code_cell("", outputs=outputs)])

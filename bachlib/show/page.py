@@ -1,57 +1,289 @@
-"""Each executed notebook of a run as a web page that works without a network."""
+"""Executed notebooks as one HTML file that needs no network, no kernel and no other file.
+
+    text = page(notebook)                                    # a section for each `## ` heading
+    text = page([("00_tour", first), ("01_sphere", second)])  # a section for each notebook
+
+Every cell and every output is on the page; only cells tagged `lesson` can be left out. Text of notebooks is sanitised
+and all else is escaped, so that nothing of somebody's data becomes markup. Figures and the data of sliders are JSON,
+which `page.js` reads. The content security policy of the page forbids it to load anything.
+"""
 
 from __future__ import annotations
 
+import base64
+import json
 import re
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape, unescape
+from importlib import resources
+from typing import Any
 
-import nbformat
-import plotly.io as pio
+import bleach
+import mistune
 from latex2mathml.converter import convert as to_mathml
-from nbconvert import HTMLExporter
-from nbconvert.preprocessors import Preprocessor
+from nbconvert.filters import ansi2html
+from nbformat import NotebookNode
 from plotly.offline import get_plotlyjs
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import PythonLexer
 
-from bachlib.files import write_text
+from bachlib.show.plots.style import DARK
+from bachlib.show.steering import MIME as STEERING
+from bachlib.show.steering import unpacked
 
 PLOTLY = "application/vnd.plotly.v1+json"
-SCRIPT = "plotly.min.js"
 WIDGET = "application/vnd.jupyter.widget-view+json"
-NEEDS_A_KERNEL = "Sliders need a running kernel: open the notebook with make lab. (The report steers without.)"
+WIDGETS = ("VBox(", "HBox(", "Explorer(", "FigureWidget(")  # how they print where no state of theirs was stored
+NEEDS_A_KERNEL = "<p><em>This control needs a running kernel: open the notebook with <code>make lab</code>.</em></p>"
+LESSON = "lesson"  # a cell with this tag is for those who read the notebook, not for a report
+NOTHING_FROM_OUTSIDE = (
+    "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; "
+    "img-src data: blob:; font-src data:; worker-src blob:"
+)
 
 
-FORMULA = re.compile(r"(`[^`]*`)|\$\$(.+?)\$\$|\$(?! )([^$\n]+?)(?<! )\$", re.DOTALL)
+def page(notebooks: NotebookNode | Sequence[tuple[str, NotebookNode]], title: str = "", *, lessons: bool = True) -> str:
+    """The text of the file. `title` replaces the notebook's own; `lessons=False` leaves out cells tagged `lesson`."""
+    writer, before = _Writer(lessons), ""
+    if isinstance(notebooks, NotebookNode):
+        own, ((_, before), *parts) = writer.parts(notebooks)
+        sections = [(words, words, html) for words, html in parts]
+        before = f"<p><b>{written(own)}</b></p>{before}" if title and own else before
+        title = title or own
+    else:
+        sections = [(name, *writer.chapter(name, notebook)) for name, notebook in notebooks]
+    contents, body = "", ""
+    for short, heading, html in sections:
+        key = writer.key(short)
+        contents += f'<li><a href="#{key}">{escape(re.sub(r"[$*`{}]", "", short))}</a></li>'
+        body += f'<section id="{key}"><h2>{written(heading)}</h2>{html}</section>'
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{NOTHING_FROM_OUTSIDE}">
+<title>{escape(title)}</title><style>{_own("page.css")}{_code_colours()}</style>
+<script>{inline(get_plotlyjs())}</script></head>
+<body><nav aria-label="contents"><button id="theme" type="button">dark</button>
+<label class="switch"><input type="checkbox" id="code"> code</label><ol>{contents}</ol></nav>
+<main><header><h1>{written(title)}</h1>{before}</header>{body}</main>
+<script type="application/json" id="data-dark">{dumped(DARK)}</script>
+<script>{inline(_own("page.js"))}</script></body></html>
+"""
 
 
-class ForThePage(Preprocessor):
-    """What a page needs to stand alone: the HTML that draws a figure, and formulas as MathML instead of MathJax."""
+class _Writer:
+    """Cells as HTML; it counts what may be on a page several times."""
 
-    def preprocess_cell(self, cell, resources, index):
-        if cell.cell_type == "markdown":
-            cell.source = FORMULA.sub(formula, cell.source)
+    def __init__(self, lessons: bool):
+        self.lessons, self.steered = lessons, 0
+        self.keys = {*"code theme steer steer-user steering proof data-dark data-steering".split()}  # of the page
+
+    def parts(self, notebook: NotebookNode) -> tuple[str, list[tuple[str, str]]]:
+        """The notebook's title, and its parts: what is before the first `## ` heading, then (heading, HTML) of each."""
+        title, found = "", [("", "")]
+        for cell in notebook.cells:
+            if not self.lessons and LESSON in cell.metadata.get("tags", []):
+                continue
+            pieces = _pieces(_attached(cell)) if cell.cell_type == "markdown" else [("", "".join(self.code(cell)))]
+            for heading, html in pieces:
+                if heading.startswith("# ") and not title and len(found) == 1:
+                    title, heading = heading[2:].strip(), ""
+                if heading:
+                    found.append((heading.lstrip("# "), ""))
+                found[-1] = (found[-1][0], found[-1][1] + html)
+        return title, found
+
+    def chapter(self, name: str, notebook: NotebookNode) -> tuple[str, str]:
+        """A notebook as one section, title and HTML; its headings go down by one."""
+        title, parts = self.parts(notebook)
+        return title or name, "".join(f"<h3>{written(words)}</h3>{html}" if words else html for words, html in parts)
+
+    def key(self, words: str) -> str:
+        """An id that is on the page once."""
+        stem = key = "-".join(re.findall(r"\w+", words.lower())) or "section"
+        while key in self.keys:
+            key = f"{stem}-{len(self.keys)}"
+        self.keys.add(key)
+        return key
+
+    def code(self, cell: NotebookNode) -> Iterator[str]:
+        """A code cell: its source, which the page can hide, and its outputs. A raw cell: its text."""
+        if cell.source.strip():
+            lexed = highlight(cell.source, PythonLexer(), HtmlFormatter(cssclass="code"))
+            yield lexed if cell.cell_type == "code" else f"<pre>{escape(cell.source)}</pre>"
         for output in cell.get("outputs", []):
-            data = output.get("data", {})
-            if WIDGET in data or data.get("text/plain", "").startswith(("VBox(", "HBox(", "Explorer(")):
-                data.clear()
-                data["text/html"] = f"<em>{NEEDS_A_KERNEL}</em>"
-            if PLOTLY in data:
-                figure = {key: value for key, value in data[PLOTLY].items() if key in ("data", "layout", "frames")}
-                data.clear()
-                data["text/html"] = pio.to_html(figure, include_plotlyjs=False, full_html=False, validate=False)
-        return cell, resources
+            if output.output_type == "stream":
+                yield f'<pre class="stream">{ansi2html(output.text)}</pre>'
+            elif output.output_type == "error":
+                told = "\n".join(output.get("traceback", [])) or f"{output.ename}: {output.evalue}"
+                yield f'<pre class="error">{ansi2html(told)}</pre>'
+            else:
+                yield self.shown(output.get("data", {}))
+
+    def shown(self, data: Mapping[str, Any]) -> str:
+        """The richest of an output's forms that works here."""
+        plain = data.get("text/plain", "")
+        if STEERING in data:
+            return self.steering(unpacked(data[STEERING]))
+        if PLOTLY in data:
+            return figure(data[PLOTLY])
+        if WIDGET in data or plain.startswith(WIDGETS):
+            return NEEDS_A_KERNEL
+        if "text/html" in data and (html := clean(data["text/html"])).strip():
+            return f'<div class="wide">{html}</div>'
+        for mime in sorted(data):
+            if mime.startswith("image/"):
+                return f'<img alt="{escape(plain)}" src="{_as_url(mime, data[mime])}">'
+        if words := data.get("text/markdown") or data.get("text/latex"):
+            return markdown(words)
+        return f"<pre>{escape(plain or json.dumps(data, indent=1, ensure_ascii=False))}</pre>"
+
+    def steering(self, told: dict[str, Any]) -> str:
+        """Sliders; the first ones of a page have the plain ids."""
+        self.steered += 1
+        n = "" if self.steered == 1 else f"-{self.steered}"
+        data = f'<script type="application/json" id="data-steering{n}">{dumped(told)}</script>'
+        return f'<div id="steering{n}"><div class="steer" id="steer{n}"></div>{data}</div>'
 
 
-def formula(match: re.Match) -> str:
-    """A formula as MathML; code that holds a dollar sign stays as it is."""
-    code, block, inline = match.groups()
-    return code or to_mathml(block or inline, display="block" if block else "inline")
+def _pieces(text: str) -> list[tuple[str, str]]:
+    """A markdown text cut at its headings of the first two levels (not in code): [(heading or "", HTML below), …]."""
+    found, fenced = [("", "")], False
+    for line in text.splitlines(keepends=True):
+        fenced ^= line.lstrip().startswith(("```", "~~~"))
+        if not fenced and re.match(r"##? ", line):
+            found.append((line.strip(), ""))
+        else:
+            found[-1] = (found[-1][0], found[-1][1] + line)
+    return [(heading, markdown(text) if text.strip() else "") for heading, text in found]
 
 
-def write_pages(folder: Path) -> None:
-    """A page per executed notebook in a run folder, with the drawing library once beside them."""
-    write_text(folder / SCRIPT, get_plotlyjs())
-    nothing_from_outside = dict.fromkeys(("mathjax_url", "require_js_url", "jquery_url", "mermaid_js_url"), "")
-    exporter = HTMLExporter(preprocessors=[ForThePage], **nothing_from_outside)
-    for path in sorted(folder.glob("*.ipynb")):
-        body, _ = exporter.from_notebook_node(nbformat.read(path, as_version=4), {"metadata": {"name": path.stem}})
-        write_text(path.with_suffix(".html"), body.replace("<head>", f'<head><script src="{SCRIPT}"></script>', 1))
+def _attached(cell: NotebookNode) -> str:
+    """The text of a markdown cell with its attached images inside."""
+    text = cell.source
+    for name, forms in cell.get("attachments", {}).items():
+        mime, data = next(iter(forms.items()))
+        text = text.replace(f"attachment:{name}", _as_url(mime, data))
+    return text
+
+
+def _as_url(mime: str, data: str) -> str:
+    """An image as a data URL: bitmaps are base64 in a notebook, SVG is text."""
+    coded = base64.b64encode(data.encode()).decode() if mime == "image/svg+xml" else "".join(data.split())
+    return escape(f"data:{mime};base64,{coded}")
+
+
+def _own(name: str) -> str:
+    return resources.files("bachlib.show").joinpath(name).read_text(encoding="utf-8")
+
+
+def _code_colours() -> str:
+    light, dark = (HtmlFormatter(style=name, cssclass="code") for name in ("default", "github-dark"))
+    return light.get_style_defs(".code") + dark.get_style_defs(':root[data-theme="dark"] .code')
+
+
+def inline(script: str) -> str:
+    """A script as it may stand between <script> tags."""
+    return re.sub(r"</(?=script)", r"<\\/", script, flags=re.IGNORECASE).replace("<!--", r"<\!--")
+
+
+def dumped(value: Any) -> str:
+    """JSON for a script element; no text in it can end the element."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+# ------------------------------------------------------------------------------------------------------------- text
+
+FORMULA = re.compile(r"(`+[^`]*`+)|\$\$(.+?)\$\$|\$(?! )([^$\n]+?)(?<! )\$", re.DOTALL)
+TAGS = set(
+    "a abbr b blockquote br caption code col colgroup dd del details div dl dt em h1 h2 h3 h4 h5 h6 hr i img kbd li ol "
+    "p pre s small span strong sub summary sup table tbody td tfoot th thead tr u ul".split()
+)
+KEPT = ("class", "settings")  # the only class that is kept: the page sets such tables in two columns
+PLACE = re.compile("\ue000(\\d+)\ue001")  # where a formula stands while the text around it is rendered
+_render = mistune.create_markdown(escape=False, plugins=["table", "strikethrough"])
+
+
+def markdown(text: str) -> str:
+    """Markdown as HTML, formulas as MathML; links to other notebooks lead to their chapters of the page."""
+    made: list[str] = []
+
+    def kept(match: re.Match) -> str:
+        code, block, inside = match.groups()
+        if code:
+            return code
+        made.append(_formula(block or inside, bool(block)))
+        return f"\ue000{len(made) - 1}\ue001"
+
+    text = FORMULA.sub(kept, re.sub("[\ue000\ue001]", "", text))
+    text = re.sub(r"\]\(([\w.-]+)\.ipynb\)", r"](#\1)", text)
+    return PLACE.sub(lambda match: made[int(match.group(1))], clean(_render(text)))
+
+
+def written(text: str) -> str:
+    """A title as HTML: formulas become MathML, all else is text."""
+    parts, at = [], 0
+    for match in FORMULA.finditer(text):
+        code, block, inside = match.groups()
+        made = f"<code>{escape(code.strip('`'))}</code>" if code else _formula(block or inside, False)
+        parts += [escape(text[at : match.start()], quote=False), made]
+        at = match.end()
+    return "".join(parts) + escape(text[at:], quote=False)
+
+
+def _formula(latex: str, block: bool) -> str:
+    """MathML; a formula that cannot be read is shown as it was written."""
+    safe = latex.replace("<", r"\lt ").replace(">", r"\gt ")  # the converter escapes no text
+    try:
+        made = to_mathml(safe, display="block" if block else "inline")
+    except Exception:  # it has a class for each mistake
+        made = ""
+    return made if made and "href" not in made else f"<code>{escape(latex)}</code>"
+
+
+def clean(html: str) -> str:
+    """HTML without scripts, styles, event handlers, frames and addresses to load from."""
+    html = re.sub(r"(?is)<(script|style)\b.*?</\1\s*>", "", html)
+    return bleach.clean(
+        html, tags=TAGS, attributes=_harmless, protocols={"http", "https", "mailto", "data"}, strip=True
+    )
+
+
+def _harmless(tag: str, name: str, value: str) -> bool:
+    if name == "href":
+        return value.startswith(("https://", "http://", "mailto:", "#"))
+    if name == "src":
+        return tag == "img" and value.startswith("data:image/")
+    return name in ("colspan", "rowspan", "alt", "title", "open", "scope", "start") or (name, value) == KEPT
+
+
+# ---------------------------------------------------------------------------------------------------------- figures
+
+MARKS = re.compile(r"(</?(?:sub|sup|b|i|br)\s*/?>)")  # what figures use in their texts
+
+
+def figure(drawn: Mapping[str, Any]) -> str:
+    """A figure with its title as a caption that wraps; the page decides how wide it is and in which colours."""
+    made = json.loads(json.dumps({key: drawn[key] for key in ("data", "layout", "frames") if drawn.get(key)}))
+    layout = made.setdefault("layout", {})
+    look = layout.get("template", {}).get("layout", {})
+    for place in (layout, look):
+        place.pop("width", None)
+    title = layout.pop("title", None)
+    text = (title.get("text") if isinstance(title, dict) else title) or ""
+    top = layout.get("margin", {}).get("t", look.get("margin", {}).get("t", 60))
+    layout["margin"] = layout.get("margin", {}) | {"t": max(24, top - 36) if text else top}
+    height = layout.get("height") or look.get("height") or 400
+    layout["height"] = height = int(height - 36 if text else height)
+    words = escape(unescape(MARKS.sub("", text)))
+    return (
+        f'<figure><figcaption>{marked(text)}</figcaption><div class="plot" role="img" aria-label="{words}" '
+        f'style="height:{height}px"></div><script type="application/json">{dumped(made)}</script></figure>'
+    )
+
+
+def marked(text: str) -> str:
+    """The text of a figure as HTML: its few marks stay, all else is text."""
+    parts = MARKS.split(text)
+    return "".join(part if n % 2 else escape(unescape(part), quote=False) for n, part in enumerate(parts))

@@ -71,11 +71,9 @@ def people(model: TwoTower, dataset: Dataset, most: int = 1_000, seed: int = 0) 
     share = np.zeros((1, model.k, 0))
     if genres.names:
         share = interest_of_heads(model, asked, genres.member).cpu().numpy()
-    cluster, some = _clustered(np.sqrt(pi), seed)
-    return People(
-        users, encoded, pi, cluster, some, genres, np.broadcast_to(share, (*pi.shape, share.shape[-1])), shared,
-        _shown(pi),
-    )  # fmt: skip
+    cluster = clustered(np.sqrt(pi), CLUSTERS, seed)
+    share, some = np.broadcast_to(share, (*pi.shape, share.shape[-1])), _some(np.sqrt(pi), cluster)
+    return People(users, encoded, pi, cluster, some, genres, share, shared, _shown(pi))
 
 
 def _shown(pi: Float[np.ndarray, "U k"]) -> Int[np.ndarray, " c"]:
@@ -83,18 +81,21 @@ def _shown(pi: Float[np.ndarray, "U k"]) -> Int[np.ndarray, " c"]:
     return np.arange(k) if k <= MOST else np.sort(np.argsort(-pi.mean(0), kind="stable")[:MOST])
 
 
-def _clustered(points: Float[np.ndarray, "U k"], seed: int) -> tuple[Int[np.ndarray, " U"], list[int]]:
-    """Clusters by size, and users: of each cluster the one nearest to its middle, then the next ones."""
-    with warnings.catch_warnings():
+def clustered(points: Float[np.ndarray, "n d"], most: int, seed: int = 0) -> Int[np.ndarray, " n"]:
+    """Clusters of points, at most so many; the largest is 0."""
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # that a cluster is empty: it is dropped below
-        found = kmeans2(points, min(CLUSTERS, len(points)), minit="++", rng=seed)[1]
-    names, sizes = np.unique(found, return_counts=True)
-    cluster = np.searchsorted(names, found)
-    cluster = np.argsort(np.argsort(-sizes, kind="stable"))[cluster]
+        found = kmeans2(points, min(most, len(points)), minit="++", rng=seed)[1] if len(points) else np.zeros(0, int)
+    _, cluster, sizes = np.unique(found, return_inverse=True, return_counts=True)
+    return np.argsort(np.argsort(-sizes, kind="stable"))[cluster]
+
+
+def _some(points: Float[np.ndarray, "U k"], cluster: Int[np.ndarray, " U"]) -> list[int]:
+    """Users who differ: of each cluster the one nearest to its middle, then the next ones."""
     lists = []
-    for c in range(len(names)):
+    for c in range(cluster.max() + 1):
         members = np.flatnonzero(cluster == c)
         away = ((points[members] - points[members].mean(0)) ** 2).sum(1)
         lists.append(members[np.argsort(away, kind="stable")].tolist())
     some = [row[place] for place in range(CLUSTERS) for row in lists if place < len(row)]
-    return cluster, some[: min(CLUSTERS, len(points))]
+    return some[:CLUSTERS]

@@ -1,4 +1,4 @@
-"""How good a run is, for its report: the metrics with intervals, beside the comparable runs that lie next to it."""
+"""How good a run is: its metrics with intervals, beside the comparable runs that lie next to it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
 
 from bachlib import BachError
 from bachlib.data import Dataset
@@ -14,38 +16,33 @@ from bachlib.evaluate.paper import MAIN
 from bachlib.evaluate.statistics import draws, interval
 from bachlib.files import canonical_json, differences
 from bachlib.show import plots
-from bachlib.show.document import Section, escape, figure, only_a_table, table
 from bachlib.show.plots.style import label
 from bachlib.train import Run
 
-MOST_USERS = 2_000  # where nothing has been evaluated yet
+MOST_USERS = 2_000  # to evaluate, where nothing has been evaluated yet
 BASELINE = "all-multihead"
 CURVES = 8  # methods in one figure
 
 
-def numbers(run: Run, dataset: Dataset) -> Section:
-    """The metrics of a run on its test items."""
-    own = evaluation_of(run, dataset)
-    others = comparable(own, run.folder)
-    users = own.protocol["users"]
+def numbers(own: Evaluation, folder: Path, n_items: int) -> tuple[str, tables.Table | pd.DataFrame, go.Figure]:
+    """A sentence, the table and the recall curves."""
+    others, users = comparable(own, folder), own.protocol["users"]
     who = f"{users['n']:,} {'cold ' if users['which'] == 'cold' else ''}users"
-    lead = f"The test items of {who}, ranked among the whole catalogue without what the user already had."
+    lead = f"The test items of {who}, ranked among the whole catalogue without the items the user already had."
     if others:
         several = "runs lie" if len(others) > 1 else "run lies"
-        lead += f" {len(others)} other evaluated {several} beside this one and may be compared with it."
-        made = tables.table([own, *others], baseline_of(own, others))
-        parts = [only_a_table(made._repr_html_())]
+        lead += f" {len(others)} other evaluated {several} beside this one and can be compared with it."
+        table = tables.table([own, *others], baseline_of(own, others))
     else:
-        parts = [means(own)]
+        lead += " Single seed: the intervals, bootstrapped over users, do not include variation between trainings."
+        table = means(own)
     curves: dict[str, np.ndarray] = {}
     for e in (own, *others):
         curves.setdefault(label(e.label), e.ranks)
-    shown = dict(list(curves.items())[:CURVES])
-    drawn = plots.recall_curves(shown, up_to=min(500, dataset.n_items - 1))
-    if len(shown) == 1:
+    drawn = plots.recall_curves(dict(list(curves.items())[:CURVES]), up_to=min(500, n_items - 1))
+    if len(curves) == 1:
         drawn.update_layout(title_text=f"{(own.ranks <= 50).mean():.1%} of the held-out items are among the first 50")
-    parts.append(figure(drawn))
-    return Section("numbers", "How good it is", escape(lead), parts)
+    return lead, table, drawn
 
 
 def evaluation_of(run: Run, dataset: Dataset) -> Evaluation:
@@ -89,13 +86,12 @@ def baseline_of(own: Evaluation, others: Sequence[Evaluation]) -> str:
     return hard[0] if hard else next(name for name, group in rows.items() if any(e is own for e in group))
 
 
-def means(own: Evaluation) -> str:
-    """The means with 95% intervals over users, as a table."""
-    rows = []
-    for name in own.per_user:
-        values = own.per_user[name].dropna().to_numpy()
-        if len(values):
-            value, low, high = interval(values.mean(), draws([values])[:, 0])
-            rows.append([name, f"{value:.4f}", f"{low:.4f} – {high:.4f}", f"{len(values):,}"])
-    told = "Intervals are bootstrapped over users. One training: of another seed they say nothing."
-    return table(["metric", "mean", "95% interval", "users"], rows, told)
+def means(own: Evaluation) -> pd.DataFrame:
+    """The means with 95% intervals over users."""
+    rows = {}
+    for name, values in own.per_user.items():
+        known = values.dropna().to_numpy()
+        if len(known):
+            value, low, high = interval(known.mean(), draws([known])[:, 0])
+            rows[name] = f"{value:.4f}", f"{low:.4f} – {high:.4f}", f"{len(known):,}"
+    return pd.DataFrame.from_dict(rows, "index", columns=["mean", "95% interval", "users"])

@@ -77,7 +77,7 @@
 
   // ------------------------------------------------------------------------------------------------------ steering
 
-  /** The K best for weights of the voices, and what is proved: `bachlib.serve.shortlist.rerank`, line by line. */
+  /** The K best for weights of the voices, and what is proved: `bachlib.show.steering.rerank`, line by line. */
   const rerank = (of, weights, K) => {
     const total = weights.reduce((a, b) => a + b, 0);
     const logPi = weights.map((w) => Math.log(w / total));
@@ -91,7 +91,9 @@
     });
     scored.sort((a, b) => b.score - a.score || a.item - b.item);
     const best = scored.slice(0, K), room = 2 * of.margin;
-    const bound = sum(of.floor.map((x, r) => (weights[r] > 0 && x !== null ? logPi[r] + x : -Infinity)));
+    const floors = Array.isArray(of.floor[0]) ? of.floor : [of.floor]; // one for each group of the other items
+    const above = (floor) => sum(floor.map((x, r) => (weights[r] > 0 && x !== null ? logPi[r] + x : -Infinity)));
+    const bound = Math.max(...floors.map(above));
     const edge = scored.slice(0, K + 1);
     return {
       best: best.map((one) => ({ ...one, share: one.terms.map((x) => Math.exp(x - one.score)) })),
@@ -104,18 +106,19 @@
   const short = (text, longest = 48) => (text.length > longest ? `${text.slice(0, longest - 1)}…` : text);
   const number = (x) => x.toLocaleString("en");
 
-  const steer = (root, told) => {
+  /** Sliders of one model. `mark` keeps the ids of several on one page apart. */
+  const steer = (root, told, mark) => {
     const { K, titles } = told;
     let user, weights, forbidden, before, open, last;
     const list = make("ol", { className: "slate" });
-    const proof = make("p", { id: "proof", aria: { live: "polite" } });
+    const proof = make("p", { id: `proof${mark}`, className: "proof", aria: { live: "polite" } });
     const past = make("p", { className: "past" });
     const rows = make("div", { className: "heads" });
-    const select = make("select", { id: "steer-user" }, ...told.users.map((u, n) => make("option", { value: n }, u.name)));
+    const select = make("select", { id: `steer-user${mark}` }, ...told.users.map((u, n) => make("option", { value: n }, u.name)));
     const back = make("button", { type: "button", className: "reset" }, "back to π_u");
     root.append(
       make("div", { className: "controls" },
-        make("label", { className: "who", htmlFor: "steer-user" }, "whose slate"), select, rows, back),
+        make("label", { className: "who", htmlFor: select.id }, "whose slate"), select, rows, back),
       make("div", {}, proof, past, list),
     );
     const voice = (r) => user.names[r];
@@ -124,8 +127,8 @@
     const controls = () => {
       rows.replaceChildren(...user.names.map((_, r) => {
         const kappa = user.kappa[r] === null ? "" : `κ ${user.kappa[r].toFixed(1)}`;
-        const slider = make("input", { type: "range", min: 0, max: 1, step: 0.01, id: `head-${r}`, data: { head: r } });
-        const forbid = make("input", { type: "checkbox", id: `forbid-${r}`, data: { forbid: r } });
+        const slider = make("input", { type: "range", min: 0, max: 1, step: 0.01, id: `head-${r}${mark}`, data: { head: r } });
+        const forbid = make("input", { type: "checkbox", id: `forbid-${r}${mark}`, data: { forbid: r } });
         slider.value = weights[r];
         slider.addEventListener("input", () => { weights[r] = Number(slider.value); update(); });
         forbid.addEventListener("change", () => { forbidden[r] = forbid.checked; update(); });
@@ -191,13 +194,13 @@
         row.querySelector("output").textContent = percent(total > 0 ? pi[r] / total : 0);
       });
       if (!(total > 0)) {
-        proof.className = "open";
+        proof.className = "proof open";
         proof.textContent = "No head has any weight: there is nothing to serve by. This is the last slate.";
         return;
       }
       last = rerank(user, pi, K);
       before ??= last.best;
-      proof.className = last.enough && last.apart ? "proved" : "open";
+      proof.className = last.enough && last.apart ? "proof proved" : "proof open";
       proof.textContent = !last.enough
         ? `best of a shortlist of ${number(user.items.length)} items; an item outside of it could belong here`
         : !last.apart ? `best of ${number(user.servable)} items, but for two scores too close to tell which comes first`
@@ -218,15 +221,15 @@
     return () => { update(); show(); };
   };
 
-  const told = read("data-steering"), place = document.getElementById("steer");
-  const resteer = told && place ? steer(place, told) : () => {};
+  const steered = [...document.querySelectorAll(".steer")].map((root) => (
+    steer(root, JSON.parse(root.nextElementSibling.textContent), root.id.slice("steer".length))));
 
   const button = document.getElementById("theme");
   const themed = () => {
     document.documentElement.dataset.theme = dark ? "dark" : "light";
     button.textContent = dark ? "light" : "dark";
     button.setAttribute("aria-label", `show the page ${dark ? "light" : "dark"}`);
-    resteer();
+    steered.forEach((again) => again());
     plots.filter((div) => div.dataset.drawn).forEach(draw);
   };
   button.addEventListener("click", () => { dark = !dark; themed(); });

@@ -1,0 +1,263 @@
+"""Steering π_u in a page that has no kernel: sliders, the shortlists they rank, and when a slate is proved.
+
+A shortlist of one user holds the first M items of each head, and of each of these items the density
+σ_r(i) = C_d(κ_r) ω_κ(t_r) of every head. Any π then ranks them by Σ_r π_r σ_r(i) (eq. 23). An item outside of the lists
+has σ_r(i) ≤ σ_r^(M), the density of the M-th item of head r, so it scores at most Σ_r π_r σ_r^(M). A slate whose last
+item beats that bound is the slate of the whole catalogue. It is the bound of two-step retrieval, for exact lists.
+
+Of many heads only some are steered one by one. The others are one voice, in the proportions that π_u has among them.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Sequence
+from html import escape, unescape
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+
+from bachlib import BachError
+from bachlib.data import Dataset
+from bachlib.params import N_TEST
+from bachlib.serve.catalogue import lists_of
+from bachlib.serve.density import Query, log_sum_exp
+from bachlib.serve.retriever import Retriever
+from bachlib.show.people import People, clustered, people
+from bachlib.show.plots.style import GREY, colour, tag
+
+MIME = "application/vnd.bach.steering+json"
+K = 15  # items of a slate
+DEPTH = 40  # first items of each π that are kept in a shortlist
+NEXT = 800  # of the others those that come nearest to a slate: these are in small groups
+DECIMALS = 6  # of log densities; the margin of the proof accounts for the rounding
+NEAR = 3  # items of the history that are named for each item
+LAST = 8  # items of the history that are listed
+FLOATS = 1e-9  # two float64 log densities of the same item differ by less, whatever the order of the arithmetic
+
+
+class Sliders:
+    """What a notebook shows: a table of one slate, which the page of `bach report` makes steerable."""
+
+    def __init__(self, data: dict[str, Any], table: str):
+        self.data, self.table = data, table
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        return {MIME: packed(self.data), "text/html": self.table, "text/plain": repr(self)}
+
+    def __repr__(self) -> str:
+        return f"Sliders({'; '.join(one['name'] for one in self.data['users'])})"
+
+
+def packed(data: dict[str, Any]) -> dict[str, str]:
+    """For a notebook, which should stay small: the JSON, compressed."""
+    return {"zlib": base64.b64encode(zlib.compress(json.dumps(data, separators=(",", ":")).encode(), 9)).decode()}
+
+
+def unpacked(data: dict[str, str]) -> dict[str, Any]:
+    return json.loads(zlib.decompress(base64.b64decode(data["zlib"])))
+
+
+def sliders(model: Any, dataset: Dataset, of: People | None = None, users: int = 6) -> Sliders:
+    """Sliders for π_u of some users who differ; `model` is a model or a run."""
+    retriever = Retriever(model, "exact")
+    of = of or people(retriever.model, dataset)
+    made = [_user(retriever, dataset, of.seen_by(at), at) for at in of.some[:users]]
+    lists = [one for one, _ in made]
+    wanted = sorted({i for one in lists for i in (*one["items"], *one["history"], *chain(*one["near"]))})
+    titles, most = dataset.titles, min(K, *(len(one["items"]) for one in lists))
+    data = {"K": most, "titles": {str(i): titles[i] for i in wanted}, "users": lists}
+    return Sliders(data, _table(lists[0], rerank(made[0][1], lists[0]["pi"], most), titles))
+
+
+def _table(one: dict[str, Any], slate: Reranked, titles: Sequence[str]) -> str:
+    """A slate as HTML for places without scripts: each item with the heads that bring it."""
+    rows = ""
+    for place, (item, share) in enumerate(zip(slate.items, slate.share, strict=True), 1):
+        heads = ", ".join(f"{share[r]:.0%} {one['names'][r]}" for r in np.argsort(-share)[:3] if share[r] >= 0.05)
+        rows += f"<tr><td>{place}</td><td>{escape(titles[item])}</td><td>{escape(heads)}</td></tr>"
+    told = "In the page that <code>bach report</code> or <code>bach run</code> writes, sliders steer π_u here."
+    head = "<tr><th></th><th>item</th><th>share of the heads in its score</th></tr>"
+    return f"<p>The slate of {escape(one['name'])}.</p><table>{head}{rows}</table><p>{told}</p>"
+
+
+def _user(retriever: Retriever, dataset: Dataset, of: People, at: int) -> tuple[dict[str, Any], Shortlist]:
+    """What the sliders of one user work on; `page.js` reads it."""
+    u = int(of.users[at])
+    earlier, later = np.split(np.asarray(dataset.sequence(u), np.int64), [-N_TEST])
+    found = _compact(shortlist(retriever, earlier, dataset.n_items, apart=of.shown, user=u))
+    near, cosine = _nearest(retriever, found, earlier)
+    first = np.argsort(-found.pi[: len(of.shown)])[:2]
+    names = [tag(int(r), name, 60) for r, name in zip(of.shown, of.names_of(at), strict=True)]
+    told = {
+        "name": f"user {u}: " + ", ".join(f"{found.pi[n]:.0%} {unescape(names[n])}" for n in first),
+        "names": [unescape(name) for name in names] + [f"the other {of.left} heads"] * bool(of.left),
+        "colours": [colour(int(r)) for r in of.shown] + [GREY] * bool(of.left),
+        "pi": [float(x) for x in found.pi],
+        "kappa": _numbers(found.kappa, 2),
+        "floor": [_numbers(row, DECIMALS) for row in found.log_floor],
+        "margin": found.margin,
+        "servable": found.servable,
+        "items": found.items.tolist(),
+        "sigma": [_numbers(row, DECIMALS) for row in found.log_sigma],
+        "cosine": [_numbers(row, 3) for row in found.cosine],
+        "near": near,
+        "nearCosine": cosine,
+        "history": earlier[-LAST:][::-1].tolist(),
+        "later": later.tolist(),
+    }
+    return told, found
+
+
+def _compact(full: Shortlist) -> Shortlist:
+    """A small shortlist that proves most slates, of one that holds the whole catalogue.
+
+    It keeps the first items of many π. The other items are in groups of similar densities. Of a group the largest
+    density of each voice is noted: together they are little more than what one of its items has, so the bound is tight.
+    """
+    c, rng, n = len(full.pi), np.random.default_rng(0), len(full.items)
+    top = full.log_sigma.max(0)
+    density = np.exp(full.log_sigma - top).astype(np.float32)  # of each voice, its largest is 1
+    drawn = np.vstack([full.pi, np.full(c, 1 / c), *(rng.dirichlet(np.full(c, a), 100) for a in (0.2, 1))])
+    scores = density @ np.vstack([np.eye(c), drawn * np.exp(top - top.max())]).astype(np.float32).T
+    ranked = -np.sort(-scores, axis=0)[[min(K, n) - 1, min(DEPTH, n) - 1]]
+    kept, close = (scores >= ranked[1]).any(1), (scores / np.maximum(ranked[0], 1e-30)).max(1)
+    others, floors = np.argsort(-close, kind="stable"), []  # those that come nearest to a slate first
+    others = others[~kept[others]]
+    for part, groups in ((others[:NEXT], 128), (others[NEXT:], 32)):
+        group = clustered(np.sqrt(density[part]), groups)
+        floors += [full.log_sigma[part[group == g]].max(0) for g in np.unique(group)]
+    found = full._replace(items=full.items[kept], log_sigma=full.log_sigma[kept], cosine=full.cosine[kept])
+    return found._replace(log_floor=np.stack(floors) if floors else full.log_floor[None]).rounded(DECIMALS)
+
+
+def _nearest(retriever: Retriever, of: Shortlist, history: np.ndarray) -> tuple[list[list[int]], list[list[float]]]:
+    """For each item of the shortlist the items of the history that are closest to it."""
+    vectors, history = retriever.catalogue.vectors, np.unique(history)
+    cosine = vectors[of.items] @ vectors[history].T
+    order = np.argsort(-cosine, axis=1, kind="stable")[:, :NEAR]
+    close = np.take_along_axis(cosine, order, 1)
+    return history[order].tolist(), [_numbers(row, 2) for row in close]
+
+
+def _numbers(values: np.ndarray, decimals: int) -> list[float | None]:
+    """For JSON: rounded, None where there is no number."""
+    return [round(float(x), decimals) if np.isfinite(x) else None for x in values]
+
+
+# ------------------------------------------------------------------------------------------------------ shortlists
+
+
+class Shortlist(NamedTuple):
+    """A voice is a head, or all heads that are not steered one by one (then the last; it has no κ and no cosine)."""
+
+    items: Int[np.ndarray, " m"]  # numbers, ascending
+    log_sigma: Float[np.ndarray, "m c"]  # log density of each voice
+    cosine: Float[np.ndarray, "m c"]  # NaN where a voice is many heads
+    log_floor: Float[np.ndarray, "*g c"]  # log σ^(M): no item outside (of each group) has more; −∞ if none is outside
+    pi: Float[np.ndarray, " c"]  # π_u of the voices
+    kappa: Float[np.ndarray, " c"]
+    voices: Float[np.ndarray, "c k"]  # which heads a voice is made of, in which proportions
+    servable: int  # items of the catalogue that are not in the history
+    margin: float = FLOATS  # how far a log density may be from the exact one
+
+    def rounded(self, decimals: int) -> Shortlist:
+        """With fewer digits, for a file, and a margin that knows of it."""
+        log_sigma, log_floor = (np.round(x, decimals) for x in (self.log_sigma, self.log_floor))
+        return self._replace(log_sigma=log_sigma, log_floor=log_floor, margin=FLOATS + 0.5 * 10.0**-decimals)
+
+    def full(self, pi: Float[np.ndarray, " c"]) -> Float[np.ndarray, " k"]:
+        """Weights of the voices as weights of all heads, for `Retriever.retrieve(…, pi=)`."""
+        return np.asarray(pi, float) @ self.voices
+
+
+class Reranked(NamedTuple):
+    items: Int[np.ndarray, " K"]
+    scores: Float[np.ndarray, " K"]  # log m(i | u)
+    share: Float[np.ndarray, "K c"]  # of each voice in the score
+    enough: bool  # no item outside of the shortlist can belong here
+    apart: bool  # no two items are so close that the margin could turn them round
+
+    @property
+    def proved(self) -> bool:
+        """Exactly the K best of the whole catalogue, in order."""
+        return self.enough and self.apart
+
+
+def shortlist(
+    retriever: Retriever, history: Any, M: int = 100, *, apart: Sequence[int] | None = None, user: Any = None
+) -> Shortlist:
+    """The shortlist of one history, whose items are left out. `apart`: heads to steer one by one (default: all)."""
+    model, catalogue = retriever.model, retriever.catalogue
+    if model.kernel is None:
+        raise BachError(f"{model.config.get('method', 'this model')} weighs no heads: there is no π to steer")
+    if not isinstance(M, int | np.integer) or M < 1:
+        raise BachError(f"M should be a whole number ≥ 1; got {M!r}")
+    histories = lists_of("history", history, len(catalogue.vectors))
+    if len(histories) != 1:
+        raise BachError(f"a shortlist is for one history; got {len(histories)}")
+    query, pi = retriever.users.query(catalogue, histories, user=user)
+    voices = _voices(pi[0], apart)
+    cosine = catalogue.items.astype(np.float64) @ query.heads[0].astype(np.float64).T  # (n, k)
+    log_c = model.kernel.log_normalizer(torch.from_numpy(query.kappa), model.d).numpy()
+    log_sigma = _spoken(Query(query.heads, log_c, query.kappa, query.rule).terms_at(cosine), voices)
+    served = np.setdiff1d(np.arange(len(catalogue.numbers)), catalogue.places(np.unique(histories[0])))
+    ranked = np.sort(-log_sigma[served], axis=0)
+    depth = min(M, len(served))
+    places = served[(log_sigma[served] >= -ranked[depth - 1]).any(1)]
+    everything = len(places) == len(served)
+    one = (voices > 0).sum(1) == 1
+    head = voices.argmax(1)
+    return Shortlist(
+        catalogue.numbers[places], log_sigma[places], np.where(one, cosine[np.ix_(places, head)], np.nan),
+        np.full(len(voices), -np.inf) if everything else -ranked[depth - 1],
+        (voices > 0) @ pi[0], np.where(one, query.kappa[0, head], np.nan), voices, len(served),
+    )  # fmt: skip
+
+
+def rerank(of: Shortlist, pi: Float[np.ndarray, " c"], K: int = 15) -> Reranked:
+    """The K best of a shortlist for any weights of its voices, and whether they are the best of the catalogue.
+
+    The page of a report does the same in the reader's browser (`page.js`); this is what it is tested against.
+    """
+    pi = np.asarray(pi, float)
+    if pi.shape != of.pi.shape or not (np.isfinite(pi) & (pi >= 0)).all() or not pi.sum() > 0:
+        raise BachError(f"pi should be {len(of.pi)} numbers ≥ 0, not all of them 0; got {pi.tolist()}")
+    if not 1 <= K <= len(of.items):
+        raise BachError(f"K={K}: should be between 1 and {len(of.items)}, the items of this shortlist")
+    with np.errstate(divide="ignore"):
+        log_pi = np.log(pi / pi.sum())
+    terms = log_pi + of.log_sigma
+    scores = log_sum_exp(terms)
+    order = np.lexsort((of.items, -scores))
+    best, room = order[:K], 2 * of.margin
+    bound = log_sum_exp(np.where(pi > 0, log_pi + np.atleast_2d(of.log_floor), -np.inf)).max()
+    gaps = -np.diff(scores[order[: K + 1]])
+    share = np.exp(terms[best] - scores[best, None])
+    enough, apart = bool(scores[best[-1]] - bound > room), bool((gaps > room).all())
+    return Reranked(of.items[best], scores[best], share, enough, apart)
+
+
+def _voices(pi: Float[np.ndarray, " k"], apart: Sequence[int] | None) -> Float[np.ndarray, "c k"]:
+    heads = np.arange(len(pi)) if apart is None else np.asarray(apart, int)
+    if len(set(heads.tolist())) < len(heads) or not ((heads >= 0) & (heads < len(pi))).all() or not len(heads):
+        raise BachError(f"apart should be some of the heads 0 … {len(pi) - 1}, none twice; got {apart!r}")
+    others = np.setdiff1d(np.arange(len(pi)), heads)
+    voices = np.eye(len(pi))[heads]
+    if not len(others):
+        return voices
+    rest = np.zeros(len(pi))
+    rest[others] = np.maximum(pi[others], 1e-300)
+    return np.vstack([voices, rest / rest.sum()])
+
+
+def _spoken(log_sigma: Float[np.ndarray, "n k"], voices: Float[np.ndarray, "c k"]) -> Float[np.ndarray, "n c"]:
+    """log density of each voice."""
+    with np.errstate(divide="ignore"):
+        said = [log_sum_exp(log_sigma[:, row > 0] + np.log(row[row > 0])) for row in voices]
+    return np.stack(said, 1)
