@@ -25,7 +25,6 @@ except ImportError:  # Windows
     fcntl = None
 
 RUN_DIR = "BACH_RUN_DIR"  # set by `bach run` for the notebooks it executes
-MODELS = "models.json"  # of a run: which models its notebooks have handed over, relative to the outputs folder
 
 
 def project_root() -> Path:
@@ -166,19 +165,12 @@ def versions() -> dict[str, str]:
     return found
 
 
-def record(
-    notebook: str, metrics: dict[str, float | int | str], model: str | Path | None = None
-) -> dict[str, float | int | str]:
-    """Keep a notebook's numbers: into the run's `metrics.json` under `bach run`, and back to the cell to be shown.
-
-    `model`: the folder of a training run that the report of the run is to let people steer, the last one given.
-    """
-    if model is not None and not (Path(model) / "run.json").exists():
-        raise BachError(f"model={str(model)!r}: should be the folder of a training run (it has no run.json)")
+def record(notebook: str, metrics: dict[str, float | int | str]) -> dict[str, float | int | str]:
+    """Keep a notebook's numbers in the run's `metrics.json` (under `bach run`), and return them to be shown."""
     if folder := os.environ.get(RUN_DIR):
-        _add(Path(folder) / "metrics.json", notebook, metrics)
-        if model is not None:
-            _add(Path(folder) / MODELS, notebook, os.path.relpath(Path(model).resolve(), output_dir()))
+        path = Path(folder) / "metrics.json"
+        known = {key: value for key, value in read_json(path).items() if key != notebook}
+        _write(path, known | {notebook: metrics})
     return metrics
 
 
@@ -197,13 +189,6 @@ def forget(path: Path, keep: Container[str]) -> None:
         _write(path, kept)
     else:
         path.unlink(missing_ok=True)
-
-
-def _add(path: Path, key: str, value: Any) -> None:
-    """One more entry of a JSON file, as the last one."""
-    known = read_json(path)
-    known.pop(key, None)
-    _write(path, known | {key: value})
 
 
 def _write(path: Path, entries: dict[str, Any]) -> None:
