@@ -17,8 +17,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from bachlib import BachError
-
 try:
     import fcntl
 except ImportError:  # Windows
