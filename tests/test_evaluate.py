@@ -12,7 +12,7 @@ import torch
 from bachlib import BachError
 from bachlib.data import Windows, prepare
 from bachlib.evaluate import Evaluation, evaluate, metrics
-from bachlib.evaluate.evaluation import genre_matrix, slate_table
+from bachlib.evaluate.evaluation import slate_table
 from bachlib.model.methods import METHODS, build
 from bachlib.rank.ranks import average_precision, target_ranks
 from bachlib.train import fit
@@ -170,7 +170,7 @@ def test_what_slates_are_like(world):
         assert found.per_user[name].notna().all() and found.means[name] == found.per_user[name].mean()
     assert found.means["popularity bias@10"] > 0  # of all methods this one
     assert found.means["coverage@10"] == len(np.unique(found.slates)) / world.n_items
-    genres, u = genre_matrix(world), 3
+    genres, u = world.genres.member, 3
     assert (genres.argmax(1) == np.unique(world.items["genres"].str[0], return_inverse=True)[1]).all()
     wanted = set(genres[world.split(u)[2]].argmax(1))
     met = len(wanted & set(genres[found.slates[u]].argmax(1))) / len(wanted)

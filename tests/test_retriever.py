@@ -9,7 +9,6 @@ from serving import SMALL, made, perturbed, ranked
 from bachlib import BachError
 from bachlib.evaluate import evaluate
 from bachlib.model.methods import METHODS, build
-from bachlib.rank.ranks import earlier_items
 from bachlib.serve import Retriever, Steering, costs
 from bachlib.serve.density import brute_force
 from bachlib.train import fit
@@ -337,7 +336,7 @@ def test_slates_of_a_run_are_those_of_evaluate(world, tmp_path):
     quick = {"epochs": 1, "batch_size": 256, "n_negatives": 64, "valid_every": 1}
     run = fit(build("p-bach", world, 3, **SMALL), world, quick, tmp_path, quiet=True)
     users = np.arange(world.n_users)
-    rows, items = earlier_items(world, users, "test")
+    rows, items = world.earlier(users, "test")
     earlier = [items[rows == u] for u in users]
     slate = Retriever(run).retrieve(world.history(users, "test"), 20, exclude=earlier)
     evaluated = evaluate(run, world, slate=20, quiet=True).slates

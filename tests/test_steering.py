@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from serving import unit
 
 from bachlib import BachError
-from bachlib.evaluate.evaluation import genre_matrix
 from bachlib.model.methods import build
 from bachlib.serve import Retriever, Steering, caps, rerank
 from bachlib.serve.newcomers import FeatureGate, exemplars, pi_from_context
@@ -166,7 +165,7 @@ def test_a_context_goes_through_the_gating_tower(world):
 
 
 def test_exemplars_stand_for_a_label(world):
-    member, names = genre_matrix(world) > 0, sorted({g for row in world.items["genres"] for g in row})
+    member, names = world.genres.member > 0, sorted({g for row in world.items["genres"] for g in row})
     counts = np.asarray(world.matrix("train").sum(0))[0]
     made = exemplars(member, counts, names)
     assert list(made) == names

@@ -32,7 +32,7 @@ def test_a_damaged_prepared_folder_is_made_anew(tmp_path):
     path = my_csv(tmp_path, EVENTS)
     prepare("csv", path, tmp_path / "o", columns=MY, min_items=40, quiet=True)
     (tmp_path / "o" / "meta.json").write_text("{")
-    with pytest.raises(BachError, match="damaged; prepare the data set anew"):
+    with pytest.raises(BachError, match="damaged; prepare the data set again"):
         Dataset.load(tmp_path / "o")
     assert prepare("csv", path, tmp_path / "o", columns=MY, min_items=40, quiet=True).n_users > 0
 
@@ -126,5 +126,5 @@ def test_a_folder_that_is_not_prepared(tmp_path):
     with pytest.raises(BachError, match=r"not a prepared data set \(it has no meta\.json\)"):
         Dataset.load(tmp_path)
     (tmp_path / "meta.json").write_text(json.dumps({"format": 0}))
-    with pytest.raises(BachError, match="has format 0, this version reads 1; prepare it anew"):
+    with pytest.raises(BachError, match="has format 0, this version reads 1; prepare it again"):
         Dataset.load(tmp_path)

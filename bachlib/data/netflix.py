@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 
 from bachlib import BachError
-from bachlib.data.rows import BadRows
+from bachlib.data.log_table import BadRows
 
 CHUNK = 1 << 25  # bytes parsed at a time
 FIELDS = {"user": pa.int32(), "rating": pa.int8(), "time": pa.date32()}
@@ -55,7 +55,7 @@ def _batches(path: Path, label: str, bad: BadRows) -> Iterator[pa.RecordBatch]:
 def _parse(
     text: bytes, movie: int | None, line: int, label: str, bad: BadRows
 ) -> tuple[pa.RecordBatch, int | None, int]:
-    """One chunk of whole lines. Movie lines have one field instead of three, so the CSV parser hands them to us."""
+    """Parse one chunk of whole lines. The CSV parser reports movie lines as invalid, since they have one field."""
     odd: list[tuple[int, str]] = []
 
     def on_odd_row(row: pacsv.InvalidRow) -> str:
@@ -87,7 +87,7 @@ def _parse(
 
 
 def _parse_slowly(text: bytes, movie: int | None, line: int, label: str, bad: BadRows):
-    """The same line by line, for a chunk in which a field does not convert: it finds which lines those are."""
+    """Parse a chunk line by line, to find the lines whose fields do not convert."""
     rows = []
     for row in text.decode("utf-8", errors="replace").removesuffix("\n").split("\n"):
         line += 1
@@ -116,7 +116,5 @@ def _movie(row: str) -> int | None:
 
 def _add_wrong(bad: BadRows, row: str, where: str) -> None:
     bad.add(1, [f"{where}: neither 'movie:' nor 'user,rating,date': {row!r}"])
-    if "," not in row:  # perhaps a movie: to go on would give its ratings to the movie before
-        bad.fatal = (
-            bad.fatal or f"{where}: whose are the ratings after it? It should be a movie like '7:' and is {row!r}"
-        )
+    if "," not in row:  # perhaps a movie: the ratings after it would be counted for the movie before
+        bad.fatal = bad.fatal or f"{where}: should be a movie like '7:', to which the next ratings belong; is {row!r}"

@@ -41,7 +41,7 @@ def fold_in(dataset: Dataset, svd: PureSVD, likers: list[Int[np.ndarray, " m"]])
             raise BachError("an item nobody has liked has no PureSVD row; give Retriever.add a vector of its own")
         if users.dtype.kind not in "iu":
             raise BachError(f"likers should be a list of users per new item; got {users.tolist()[:3]} …")
-        together = np.asarray(matrix[dataset._known(users)].sum(0), np.float64)
+        together = np.asarray(matrix[dataset.check_users(users)].sum(0), np.float64)
         rows.append(together @ svd.items / svd.singular_values.astype(np.float64) ** 2)
     n, rank = svd.items.shape
     return (np.concatenate(rows) * np.sqrt(n / rank)).astype(np.float32)

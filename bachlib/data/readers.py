@@ -1,4 +1,8 @@
-"""Delimited text: the authors' formats, checked against their first line, and any CSV of your own."""
+"""Readers of raw logs: they append a file of any supported format to the DuckDB table `log`.
+
+Here are delimited text (the authors' formats, checked against their first line, and any CSV) and Parquet; `netflix` has
+a module of its own, because its log is not a table.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from pathlib import Path
 import duckdb
 
 from bachlib import BachError
-from bachlib.data.rows import (
+from bachlib.data.log_table import (
     SHOWN,
     BadRows,
     append,
@@ -22,24 +26,51 @@ from bachlib.data.rows import (
     shortened,
     time_type,
 )
+from bachlib.data.netflix import read_netflix
+from bachlib.data.raw import RawFile, as_plain
 from bachlib.data.sources import Source
 from bachlib.params import PrepareParams
 
-REJECTS_LIMIT = 100_000  # bad rows remembered per file when the run stops on them anyway
+REJECTS_LIMIT = 100_000  # bad rows DuckDB remembers per file if they stop the run
+
+
+def read_log(
+    con: duckdb.DuckDBPyConnection, source: Source, raws: list[RawFile], params: PrepareParams, work: Path
+) -> BadRows:
+    """Read the raw files into the table `log`; return the rows that could not be read."""
+    bad = BadRows()
+    for raw in raws:
+        if source.name == "parquet":
+            read_parquet(con, as_plain(raw, work), raw.label, params, bad)
+            continue
+        plain = as_plain(raw, work, params.encoding)
+        if source.name == "netflix":
+            read_netflix(con, plain, raw.label, bad)
+        else:
+            read_text(con, source, plain, raw.label, params, bad)
+        if plain != raw.path:
+            plain.unlink()
+    (rows,) = con.execute("SELECT count(*) FROM log").fetchall()[0]
+    if not rows and not bad.count:
+        raise BachError(f"{', '.join(raw.label for raw in raws)}: the log is empty, it has no interaction")
+    return bad
+
+
+# ---------------------------------------------------------------------------------------------- delimited text
 
 
 @dataclass
 class Layout:
-    """How a text log is written: its fields in file order, as name → type; names we do not use start with `_`."""
+    """The format of a text log: its fields as name → SQL type, in file order; unused fields start with `_`."""
 
     fields: dict[str, str]
     delimiter: str
     header: bool
-    quote: str = ""  # the authors quote nothing
+    quote: str = ""  # the authors' formats do not use quotes
     time_format: str | None = None
 
     def rows(self, path: Path) -> Iterator[tuple[int, list[str]]]:
-        """(line number, fields) in plain Python: slow and exact, for messages and samples only."""
+        """(line number, fields) in plain Python: slow, for messages and samples only."""
         with path.open(encoding="utf-8", errors="replace", newline="") as stream:
             if not self.quote:
                 rows = ((n, line.rstrip("\r\n").split(self.delimiter)) for n, line in enumerate(stream, 1))
@@ -53,7 +84,7 @@ class Layout:
 def read_text(
     con: duckdb.DuckDBPyConnection, source: Source, path: Path, label: str, params: PrepareParams, bad: BadRows
 ) -> None:
-    """Append one delimited file to the table `log`. What does not parse goes to `bad` with its line number."""
+    """Append one delimited file to the table `log`. Unreadable rows go to `bad` with their line numbers."""
     layout = _known_layout(source, path, label) if source.columns else _own_layout(con, path, label, params)
     used = [name for name in layout.fields if not name.startswith("_")]
     where = _not_cut_off(path, layout, label, bad) if source.columns else "true"
@@ -69,7 +100,7 @@ def read_text(
 
 
 def _collect_rejects(con: duckdb.DuckDBPyConnection, path: Path, label: str, bad: BadRows) -> None:
-    """What DuckDB could not parse. Its line numbers count rows, so a line is found from its place in the file."""
+    """The rows DuckDB could not parse. It counts rows, not lines, so line numbers come from byte positions."""
     (count,) = con.execute("SELECT count(DISTINCT line_byte_position) FROM reject_errors").fetchall()[0]
     if not count:
         return
@@ -81,8 +112,8 @@ def _collect_rejects(con: duckdb.DuckDBPyConnection, path: Path, label: str, bad
     """).fetchall()
     lines = _lines_at(path, [position for position, *_ in first])
     messages = [_explain(f"{label}, line {line}", *row[1:]) for line, row in zip(lines, first, strict=True)]
-    if first[0][2] == "UNQUOTED VALUE":  # everything up to the next quote, perhaps thousands of rows, is in this one
-        raise BachError(f"{shortened(messages[0])}\nRows after a stray quote cannot be told apart: mend that line")
+    if first[0][2] == "UNQUOTED VALUE":  # this row swallows everything up to the next quote
+        raise BachError(f"{shortened(messages[0])}\nThe rows after an unclosed quote cannot be read: correct that line")
     bad.add(count, messages)
 
 
@@ -107,7 +138,7 @@ def _relation(path: Path, layout: Layout, params: PrepareParams) -> str:
         "delim": quote(layout.delimiter),
         "quote": quote(layout.quote),
         "escape": quote(layout.quote),
-        "nullstr": "'\x01'",  # a text no field has: an empty number then fails its cast and is rejected with its line
+        "nullstr": "'\x01'",  # never occurs, so an empty number is rejected with its line instead of read as NULL
         "store_rejects": "true",
         "hive_partitioning": "false",
         "columns": f"{{{types}}}",
@@ -120,7 +151,7 @@ def _relation(path: Path, layout: Layout, params: PrepareParams) -> str:
 
 
 def _known_layout(source: Source, path: Path, label: str) -> Layout:
-    """The authors' format, after a look at the first line: is this file what it is said to be?"""
+    """The authors' format, after a check that the first line has it."""
     first = _first_line(path, label)
     fields = first.split(source.delimiter)
     wanted = source.delimiter.join(source.header or source.columns)
@@ -132,7 +163,7 @@ def _known_layout(source: Source, path: Path, label: str) -> Layout:
 
 
 def _own_layout(con: duckdb.DuckDBPyConnection, path: Path, label: str, params: PrepareParams) -> Layout:
-    """A log of the user's own: the delimiter is the one under which the named columns are found in the first line."""
+    """The format of the user's CSV: the delimiter is the one that finds the named columns in the first line."""
     first = _first_line(path, label)
     wanted = set((params.columns or {}).values()) | {"user", "item", "time"}
     readings = {delimiter: next(csv.reader([first], delimiter=delimiter)) for delimiter in ",;\t|"}
@@ -160,17 +191,17 @@ def _first_line(path: Path, label: str) -> str:
     if not first.strip():
         raise BachError(f"{label} is empty" + (" or begins with an empty line" if first else ""))
     if "\r" in text:
-        raise BachError(f"{label} ends its lines with a carriage return only (old Mac); convert it to line feeds")
+        raise BachError(f"{label} has old Mac line ends (carriage returns); convert them to line feeds")
     if "\0" in text:
         raise BachError(f"{label} is not a text file")
     return text
 
 
 def _not_cut_off(path: Path, layout: Layout, label: str, bad: BadRows) -> str:
-    """The SQL condition that keeps out a last line that was cut off inside its last field, the time.
+    """An SQL condition that leaves out a last line that was cut off inside its last field, the time.
 
-    The authors end every line: a last line without a line end and with a shorter time than the line before has lost
-    digits, and what is left would read as another number.
+    The authors end every line with a line feed. A last line without one and with a shorter time than the line before
+    has lost digits, and the rest would be read as another time.
     """
     with path.open("rb") as stream:
         stream.seek(max(0, path.stat().st_size - 4096))
@@ -178,7 +209,7 @@ def _not_cut_off(path: Path, layout: Layout, label: str, bad: BadRows) -> str:
     *_, before, last = ["", *tail.split("\n")]
     values = dict(zip(layout.fields, last.split(layout.delimiter), strict=False))
     if len(values) != len(layout.fields) or len(values["time"]) >= len(before.strip().split(layout.delimiter)[-1]):
-        return "true"  # complete, or short of fields: then the reader rejects it itself
+        return "true"  # complete, or too few fields: the reader rejects those itself
     if not all(values[name].isdigit() for name in ("user", "item", "time")):
         return "true"
     with path.open("rb") as stream:
@@ -188,7 +219,7 @@ def _not_cut_off(path: Path, layout: Layout, label: str, bad: BadRows) -> str:
 
 
 def _drop_empty(con: duckdb.DuckDBPyConnection, layout: Layout, path: Path, label: str, bad: BadRows) -> None:
-    """Ids that are empty texts, numbers that are not finite: the reader lets them pass, we do not."""
+    """Delete rows with empty ids or ratings that are not finite, which DuckDB accepts, and add them to `bad`."""
     tests = {name: f"{name} = ''" for name in ("user", "item") if layout.fields[name] == "VARCHAR"}
     tests |= {"rating": "NOT isfinite(rating)"} if "rating" in layout.fields else {}
     wrong = " OR ".join(tests.values()) or "false"
@@ -211,7 +242,7 @@ def _is_empty(text: str, number: bool) -> bool:
 
 
 def _explain(where: str, column: str | None, kind: str, message: str, text: str) -> str:
-    """One rejected row, for a person."""
+    """A message about one rejected row."""
     if kind == "CAST":
         kinds = {"time": "a time", "rating": "a number", "behavior": "one of pv, buy, cart, fav"}
         wrong = "missing" if 'convert string ""' in message else f"not {kinds.get(column, 'a whole number')}"
@@ -222,4 +253,53 @@ def _explain(where: str, column: str | None, kind: str, message: str, text: str)
 
 
 def _not_utf8(where: str) -> str:
-    return f"{where}: the file is not UTF-8; say what it is with encoding=, e.g. encoding='latin-1'"
+    return f"{where}: the file is not UTF-8; pass its encoding, e.g. encoding='latin-1'"
+
+
+# ----------------------------------------------------------------------------------------------------- Parquet
+
+
+def read_parquet(con: duckdb.DuckDBPyConnection, path: Path, label: str, params: PrepareParams, bad: BadRows) -> None:
+    """Append one Parquet file to the table `log`. Rows with a missing or unreadable value go to `bad`."""
+    relation = f"read_parquet({quote_path(path)}, file_row_number = true, hive_partitioning = false)"
+    try:
+        described = con.execute(f"DESCRIBE SELECT * EXCLUDE (file_row_number) FROM {relation}").fetchall()
+    except duckdb.Error as error:
+        raise BachError(f"{label} is not a readable Parquet file: {str(error).splitlines()[0]}") from None
+    kinds = {name: kind for name, kind, *_ in described}
+    named = named_columns(params, list(kinds), label)
+    sql = {role: '"' + column.replace('"', '""') + '"' for role, column in named.items()}
+
+    chosen = {role: _id(sql[role], kinds[named[role]]) for role in ("user", "item")}
+    chosen |= {role: f"{sql[role]}::VARCHAR" for role in ("title", "genre") if role in named}
+    if "rating" in named:
+        chosen["rating"] = f"TRY_CAST({sql['rating']} AS DOUBLE)"
+    time, kind = sql["time"], kinds[named["time"]]
+    if kind == "VARCHAR":
+        texts = con.execute(f"SELECT {time} FROM {relation} WHERE {time} IS NOT NULL LIMIT 10000").fetchall()
+        kind, written = time_type(con, [t for (t,) in texts], label, named["time"], params.time_format)
+        time = f"try_strptime({time}, {quote(written)})" if written else f"TRY_CAST({time} AS {kind})"
+    chosen["time"] = integer_time(time, kind)
+    columns = ", ".join(f"{expression} AS {role}" for role, expression in chosen.items())
+    select = f"SELECT {columns}, file_row_number AS row FROM {relation}"
+
+    needed = ["user", "item", "time"] + ["rating"] * ("rating" in named)
+    wrong = " OR ".join([f"{name} IS NULL" for name in needed] + ["NOT isfinite(rating)"] * ("rating" in named))
+    count, rows = con.execute(f"""
+        SELECT count(*), list({{{", ".join(f"'{name}': {name}" for name in ["row", *needed])}}} ORDER BY row)[:{SHOWN}]
+        FROM ({select}) WHERE {wrong}
+    """).fetchall()[0]
+    for row in rows or []:
+        missing = ", ".join(name for name in needed if row[name] is None) or "rating"
+        bad.add(0, [f"{label}, row {row['row'] + 1}: {missing} is missing or cannot be read"])
+    bad.add(count, [])
+    append(con, f"SELECT * EXCLUDE (row) FROM ({select}) WHERE NOT ({wrong})", list(chosen), label)
+
+
+def _id(column: str, kind: str) -> str:
+    """An id as text, as in a CSV, so that files with different types fit together."""
+    if kind in ("DOUBLE", "FLOAT"):  # pandas turns whole numbers with a missing value into floats
+        return (
+            f"CASE WHEN isfinite({column}) THEN coalesce(TRY_CAST({column} AS BIGINT)::VARCHAR, {column}::VARCHAR) END"
+        )
+    return f"NULLIF({column}::VARCHAR, '')"
