@@ -282,7 +282,7 @@ def test_a_gate_may_return_any_logits(world):
     [Method("clss", "elbo", "", "power-spherical"), Method("cls", "elbo", ""), Method("cls", "max", "")],
 )
 def test_a_row_that_is_no_method(world, row):
-    with pytest.raises(BachError, match="is no method"):
+    with pytest.raises(BachError, match="is invalid: the encoder should be one of"):
         build(row, world)
 
 

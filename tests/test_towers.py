@@ -12,9 +12,9 @@ from bachlib.data import Windows
 from bachlib.model import mixture, scoring
 from bachlib.model.extractors import Capsules, ComiRecDR, ComiRecSA, Mind, SASRec, fixed_truncated_normal, squash
 from bachlib.model.methods import build
-from bachlib.model.plain import plain_step_loss
 from bachlib.model.sphere import KERNELS
 from bachlib.model.towers import ClsTower, Codebook, ItemTower, KappaNet, ResidualCodebook
+from bachlib.model.twotower import plain_step_loss
 
 
 def tower(k=4, d=16, width=16, dropout=0.0, cls_scale=1.0, n_hist=12):
