@@ -25,6 +25,12 @@ from bachlib import BachError
 from bachlib.model.onepass import copies_of_positive, in_full, reconstruction
 from bachlib.model.sphere import Kernel, check_unit
 
+Heads = Float[Tensor, "B k d"]
+Items = Float[Tensor, "C d"]  # candidates
+Rows = Int[Tensor, " B"]  # the row of each positive in the candidates
+Ids = Int[Tensor, " C"]  # the item of each candidate
+PerHead = Float[Tensor, "B k"]
+
 
 class Elbo(NamedTuple):
     """The three roles of eq. 21 and their sum, each (B,)."""
@@ -35,13 +41,7 @@ class Elbo(NamedTuple):
     entropy: Float[Tensor, " B"]
 
 
-def log_components(
-    heads: Float[Tensor, "B k d"],
-    items: Float[Tensor, "C d"],
-    positive: Int[Tensor, " B"],
-    tau: float,
-    ids: Int[Tensor, " C"] | None = None,
-) -> Float[Tensor, "B k"]:
+def log_components(heads: Heads, items: Items, positive: Rows, tau: float, ids: Ids | None = None) -> PerHead:
     """log p_r(i_n | u_n), the sampled softmax of each head (eq. 12); `positive` are row numbers of `items`."""
     check_shapes(heads, items, positive, ids, tau)
     check_unit(heads=heads, items=items)
@@ -55,12 +55,7 @@ def log_components(
     return logits.log_softmax(-1).gather(2, at_positive)[..., 0]
 
 
-def log_sigma(
-    heads: Float[Tensor, "B k d"],
-    positive_items: Float[Tensor, "B d"],
-    kappa: Float[Tensor, "B k"],
-    kernel: Kernel,
-) -> Float[Tensor, "B k"]:
+def log_sigma(heads: Heads, positive_items: Float[Tensor, "B d"], kappa: PerHead, kernel: Kernel) -> PerHead:
     """log σ_r(n) = log C_d(κ_r) + log ω_κ(⟨u_r, v_n⟩), the density of the positive under each head (eq. 17)."""
     _same_shape(positive_items=positive_items, heads=heads[:, 0])
     _same_shape(kappa=kappa, heads=heads[..., 0])
@@ -68,25 +63,25 @@ def log_sigma(
     return kernel.log_density(t, kappa, heads.shape[-1])
 
 
-def responsibilities(log_pi: Float[Tensor, "B k"], log_sigma: Float[Tensor, "B k"]) -> Float[Tensor, "B k"]:
+def responsibilities(log_pi: PerHead, log_sigma: PerHead) -> PerHead:
     """log γ_n^(r), the recognition posterior over heads (eq. 19). It never sees the negatives."""
     _same_shape(log_pi=log_pi, log_sigma=log_sigma)
     return (log_pi + log_sigma).log_softmax(-1)
 
 
-def contrastive_posterior(log_pi: Float[Tensor, "B k"], log_p: Float[Tensor, "B k"]) -> Float[Tensor, "B k"]:
+def contrastive_posterior(log_pi: PerHead, log_p: PerHead) -> PerHead:
     """log γ_n^con ∝ π_r p_r, the model's own posterior, at which the bound is tight (eq. 20)."""
     _same_shape(log_pi=log_pi, log_p=log_p)
     return (log_pi + log_p).log_softmax(-1)
 
 
-def log_likelihood(log_pi: Float[Tensor, "B k"], log_p: Float[Tensor, "B k"]) -> Float[Tensor, " B"]:
+def log_likelihood(log_pi: PerHead, log_p: PerHead) -> Float[Tensor, " B"]:
     """ℓ_n = log Σ_r π_r p_r(i_n | u_n) (eqs. 13, 14)."""
     _same_shape(log_pi=log_pi, log_p=log_p)
     return (log_pi + log_p).logsumexp(-1)
 
 
-def elbo_at(log_gamma: Float[Tensor, "B k"], log_pi: Float[Tensor, "B k"], log_p: Float[Tensor, "B k"]) -> Elbo:
+def elbo_at(log_gamma: PerHead, log_pi: PerHead, log_p: PerHead) -> Elbo:
     """The bound at any γ (eqs. 15, 16), in its three terms (eq. 21)."""
     _same_shape(log_gamma=log_gamma, log_pi=log_pi, log_p=log_p)
     gamma = log_gamma.exp()
@@ -95,14 +90,12 @@ def elbo_at(log_gamma: Float[Tensor, "B k"], log_pi: Float[Tensor, "B k"], log_p
     return Elbo(sum(terms), *terms)
 
 
-def elbo(log_pi: Float[Tensor, "B k"], log_sigma: Float[Tensor, "B k"], log_p: Float[Tensor, "B k"]) -> Elbo:
+def elbo(log_pi: PerHead, log_sigma: PerHead, log_p: PerHead) -> Elbo:
     """The bound at the recognition posterior γ of eq. 19, which BACH maximises (eq. 21); differentiable through γ."""
     return elbo_at(responsibilities(log_pi, log_sigma), log_pi, log_p)
 
 
-def kl_gap(
-    log_pi: Float[Tensor, "B k"], log_sigma: Float[Tensor, "B k"], log_p: Float[Tensor, "B k"]
-) -> Float[Tensor, " B"]:
+def kl_gap(log_pi: PerHead, log_sigma: PerHead, log_p: PerHead) -> Float[Tensor, " B"]:
     """KL(γ_n ‖ γ_n^con), the gap of the bound (eq. 20), computed as a divergence, not as a difference."""
     log_gamma = responsibilities(log_pi, log_sigma)
     gamma = log_gamma.exp()
@@ -111,11 +104,7 @@ def kl_gap(
 
 
 def log_density(
-    heads: Float[Tensor, "B k d"],
-    items: Float[Tensor, "n d"],
-    log_pi: Float[Tensor, "B k"],
-    kappa: Float[Tensor, "B k"],
-    kernel: Kernel,
+    heads: Heads, items: Float[Tensor, "n d"], log_pi: PerHead, kappa: PerHead, kernel: Kernel
 ) -> Float[Tensor, "B n"]:
     """log m(i | u) = log Σ_r π_r C_d(κ_r) ω_κ(⟨u_r, v_i⟩), the score at serving (eq. 23)."""
     check_unit(heads=heads, items=items)
@@ -127,19 +116,15 @@ def log_density(
 # ------------------------------------------------------------------------------------------------ the training loss
 
 
-def plain_loss(heads, items, positive, log_pi, log_sigma, tau, ids=None) -> Float[Tensor, ""]:
+def plain_loss(
+    heads: Heads, items: Items, positive: Rows, log_pi: PerHead, log_sigma: PerHead, tau: float, ids: Ids | None = None
+) -> Float[Tensor, ""]:
     """−ELBO, mean over the batch; autograd keeps every (B, k, C) logit. `loss` is tested against it."""
     return -elbo(log_pi, log_sigma, log_components(heads, items, positive, tau, ids)).total.mean()
 
 
 def loss(
-    heads: Float[Tensor, "B k d"],
-    items: Float[Tensor, "C d"],
-    positive: Int[Tensor, " B"],
-    log_pi: Float[Tensor, "B k"],
-    log_sigma: Float[Tensor, "B k"],
-    tau: float,
-    ids: Int[Tensor, " C"] | None = None,
+    heads: Heads, items: Items, positive: Rows, log_pi: PerHead, log_sigma: PerHead, tau: float, ids: Ids | None = None
 ) -> tuple[Float[Tensor, ""], Elbo]:
     """−ELBO, mean over the batch (eq. 21), and its terms without gradient, in one pass over the candidates.
 
@@ -158,12 +143,8 @@ def loss(
 
 
 def shared_log_components(
-    codebook: Float[Tensor, "k d"],
-    items: Float[Tensor, "C d"],
-    positive: Int[Tensor, " B"],
-    tau: float,
-    ids: Int[Tensor, " C"] | None = None,
-) -> Float[Tensor, "B k"]:
+    codebook: Float[Tensor, "k d"], items: Items, positive: Rows, tau: float, ids: Ids | None = None
+) -> PerHead:
     """`log_components` (eq. 12) for heads that all users share: one (k, C) product for the batch.
 
     A copy of a row's positive has the same logit as the positive, so counting the copies is enough to leave them out.
@@ -182,24 +163,19 @@ def shared_log_components(
 
 
 def check_shapes(heads: Tensor, items: Tensor, positive: Tensor, ids: Tensor | None, tau: float) -> None:
+    got = f"got heads {tuple(heads.shape)} and items {tuple(items.shape)}"
     if heads.ndim != 3 or items.ndim != 2 or heads.shape[-1] != items.shape[-1]:
-        raise BachError(
-            f"heads should be (B, k, d) and items (C, d), same d; got {tuple(heads.shape)} and {tuple(items.shape)}"
-        )
+        raise BachError(f"heads should be (B, k, d) and items (C, d) with the same d; {got}")
     if not heads.numel() or not items.numel():
-        raise BachError(
-            "a batch needs at least one row, head and candidate; "
-            f"got heads {tuple(heads.shape)} and items {tuple(items.shape)}"
-        )
+        raise BachError(f"a batch needs at least one row, head and candidate; {got}")
     if positive.shape != heads.shape[:1]:
         raise BachError(f"positive should be ({heads.shape[0]},), one candidate per row; got {tuple(positive.shape)}")
     if ids is not None and ids.shape != items.shape[:1]:
         raise BachError(f"ids should be ({items.shape[0]},), the item of each candidate; got {tuple(ids.shape)}")
     outside = (positive < 0) | (positive >= len(items))
     if bool(outside.any()):
-        raise BachError(
-            f"positive should be row numbers 0 … {len(items) - 1} of items; got {int(positive[outside][0])}"
-        )
+        wrong = int(positive[outside][0])
+        raise BachError(f"positive should be row numbers 0 … {len(items) - 1} of items; got {wrong}")
     if not 0 < tau < float("inf"):
         raise BachError(f"tau should be a positive number; got {tau}")
 

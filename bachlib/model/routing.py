@@ -11,11 +11,11 @@ Each is a mean over the batch, computed in one pass: no (B, k, C) tensor is kept
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from bachlib import BachError
-from bachlib.model.mixture import check_shapes, log_components
+from bachlib.model.mixture import Heads, Items, Rows, check_shapes, log_components
 from bachlib.model.onepass import (
     blocks_of_rows,
     copies_of_positive,
@@ -25,10 +25,6 @@ from bachlib.model.onepass import (
     reconstruction,
     rows_per_block,
 )
-
-Heads = Float[Tensor, "B k d"]
-Items = Float[Tensor, "C d"]
-Rows = Int[Tensor, " B"]
 
 
 def standard(heads: Heads, items: Items, positive: Rows, tau: float, ids: Tensor | None = None) -> Tensor:

@@ -15,15 +15,13 @@ from torch import Tensor
 from bachlib.model.onepass import rows_per_block
 from bachlib.model.sphere import Kernel
 
+Heads = Float[Tensor, "B k d"]
+Items = Float[Tensor, "n d"]
+PerHead = Float[Tensor, "B k"]
+
 
 @torch.no_grad()
-def scores(
-    heads: Float[Tensor, "B k d"],
-    items: Float[Tensor, "n d"],
-    log_pi: Float[Tensor, "B k"],
-    kappa: Float[Tensor, "B k"],
-    kernel: Kernel,
-) -> Float[Tensor, "B n"]:
+def scores(heads: Heads, items: Items, log_pi: PerHead, kappa: PerHead, kernel: Kernel) -> Float[Tensor, "B n"]:
     """log m(i | u), in the type of the heads."""
     weight = _bits(log_pi + kernel.log_normalizer(kappa.double(), heads.shape[-1])).to(heads)[..., None]  # (B, k, 1)
     out, bits = heads.new_empty(len(heads), len(items)), _bits(kappa).to(heads)[..., None]
@@ -40,12 +38,7 @@ SPAN, REACH = 150, 60  # float32 holds log₂ scores at most this far apart, and
 
 @torch.no_grad()
 def ranking_scores(
-    heads: Float[Tensor, "B k d"],
-    items: Float[Tensor, "n d"],
-    log_pi: Float[Tensor, "B k"],
-    kappa: Float[Tensor, "B k"],
-    kernel: Kernel,
-    around: Int[Tensor, "B m"],
+    heads: Heads, items: Items, log_pi: PerHead, kappa: PerHead, kernel: Kernel, around: Int[Tensor, "B m"]
 ) -> Float[Tensor, "B n"]:
     """Numbers that rank the items `around` among all items as `scores` does, without its maxima and logarithms.
 

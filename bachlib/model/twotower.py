@@ -23,6 +23,10 @@ from bachlib.model.onepass import in_full
 from bachlib.model.sphere import KERNELS
 from bachlib.model.towers import Codebook, KappaNet, PiTable
 
+History = Int[Tensor, "B n"]  # item ids, −1 pads on the left
+Users = Int[Tensor, " B"] | None
+Rows = Float[Tensor, "n_items d"] | None
+
 
 class Encoded(NamedTuple):
     """A user in the model. Methods without a gate have equal weights π_u; methods without a κ-net have κ = 1/τ."""
@@ -87,12 +91,7 @@ class TwoTower(nn.Module):
             ids = torch.arange(self.n_items, device=self.device)
         return normalize(in_full(self.item_tower(ids)), dim=-1)
 
-    def encode(
-        self,
-        history: Int[Tensor, "B n"],
-        user: Int[Tensor, " B"] | None = None,
-        rows: Float[Tensor, "n_rows d"] | None = None,
-    ) -> Encoded:
+    def encode(self, history: History, user: Users = None, rows: Rows = None) -> Encoded:
         """Heads, log π_u and κ of a history: (B, n) item ids, −1 pads on the left; only the last n_hist items count.
 
         `user` is for `pi="table"` only, a free π_u per user of the data set. `rows` saves computing `token_rows()`
@@ -104,12 +103,7 @@ class TwoTower(nn.Module):
             heads, kappa = heads.expand(len(history), -1, -1), kappa.expand(len(history), -1)
         return Encoded(heads, self._log_pi(tokens, history, user), kappa)
 
-    def log_pi(
-        self,
-        history: Int[Tensor, "B n"],
-        user: Int[Tensor, " B"] | None = None,
-        rows: Float[Tensor, "n_rows d"] | None = None,
-    ) -> Float[Tensor, "B k"]:
+    def log_pi(self, history: History, user: Users = None, rows: Rows = None) -> Float[Tensor, "B k"]:
         """log π_u of a history; with a codebook nothing else depends on the user."""
         tokens, history = self._read(history, rows)
         return self._log_pi(tokens, history, user)
@@ -165,11 +159,7 @@ class TwoTower(nn.Module):
 
     @torch.no_grad()
     def score(
-        self,
-        history: Int[Tensor, "B n"],
-        user: Int[Tensor, " B"] | None = None,
-        items: Float[Tensor, "n_items d"] | None = None,
-        around: Int[Tensor, "B m"] | None = None,
+        self, history: History, user: Users = None, items: Rows = None, around: Int[Tensor, "B m"] | None = None
     ) -> Float[Tensor, "B n_items"]:
         """Serving scores over the catalogue; `items` saves computing `model.items()` again.
 
@@ -185,16 +175,14 @@ class TwoTower(nn.Module):
 
     # ------------------------------------------------------------------------------------------------ training
 
-    def loss(self, history, positive, negatives, user=None) -> Float[Tensor, ""]:
+    def loss(
+        self, history: History, positive: Int[Tensor, " B"], negatives: Int[Tensor, " R"], user: Users = None
+    ) -> Float[Tensor, ""]:
         """The mean loss. (B, n), (B,), (R,) item ids; candidates are the positives of the batch and the negatives."""
         return self.objective(history, positive, negatives, user).loss
 
     def objective(
-        self,
-        history: Int[Tensor, "B n"],
-        positive: Int[Tensor, " B"],
-        negatives: Int[Tensor, " R"],
-        user: Int[Tensor, " B"] | None = None,
+        self, history: History, positive: Int[Tensor, " B"], negatives: Int[Tensor, " R"], user: Users = None
     ) -> Objective:
         """The loss of the method with its terms. The item tower runs once for every distinct item of the step."""
         history, positive = self._history(history), self._ids(positive)
