@@ -64,7 +64,7 @@ def test_padding_changes_nothing():
     padded = torch.cat([torch.randn(1, 7, 16), tokens], 1)
     padded_history = torch.cat([torch.full((1, 7), -1), history], 1)
     torch.testing.assert_close(model(tokens, history), model(padded, padded_history))
-    with pytest.raises(BachError, match="longer than n_hist = 12"):
+    with pytest.raises(BachError, match="more than n_hist = 12"):
         model(torch.randn(1, 13, 16), torch.zeros(1, 13, dtype=torch.long))
 
 

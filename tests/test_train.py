@@ -133,7 +133,7 @@ def test_every_method_trains_in_mixed_precision(world, tmp_path, name):
 def test_no_gpu_is_said(world, tmp_path):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
-    with pytest.raises(BachError, match="torch sees no GPU"):
+    with pytest.raises(BachError, match="torch finds no GPU"):
         fit(model_of(world), world, {"device": "cuda"}, tmp_path)
 
 
@@ -156,7 +156,7 @@ def test_stopped_by_ctrl_c_and_resumed(whole, world, tmp_path, capsys):
     params = {**QUICK, "epochs": 3, "log_steps": 10}
     run = fit(model, world, params, tmp_path)
     said = capsys.readouterr().out
-    assert run.status == "stopped" and "stopped in epoch 2 after 12 steps" in said and "to go on" in said
+    assert run.status == "stopped" and "stopped in epoch 2 after 12 steps" in said and "to resume" in said
     best = load_file(tmp_path / "best.safetensors")
     assert all(torch.equal(value, best[name]) for name, value in run.model.state_dict().items())
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -181,7 +181,7 @@ def test_interrupted_in_a_notebook(world, tmp_path):
     try:
         code = fitting(world, {**QUICK, "epochs": 500, "valid_every": 1000}, tmp_path).replace("\nfit(", "\nrun = fit(")
         reply = client.execute_interactive(code, output_hook=hear, timeout=100)
-        assert reply["content"]["status"] == "ok" and "stopped in epoch" in said[-1] and "to go on" in said[-1]
+        assert reply["content"]["status"] == "ok" and "stopped in epoch" in said[-1] and "to resume" in said[-1]
         reply = client.execute_interactive("print(run.status)", output_hook=hear, timeout=20)
         assert "stopped" in said[-1]
     finally:
