@@ -52,7 +52,7 @@ def test_unknown_source_and_parameters(refuses, tmp_path):
     log = my_csv(tmp_path, EVENTS)
     refuses("csv", log, "min_ratings: not a parameter; there are min_rating", min_ratings=3)
     refuses("csv", log, "min_items", "greater than or equal to 31", "got 30", min_items=30)
-    refuses("csv", log, "encoding='klingon' is not an encoding", columns=MY, encoding="klingon")
+    refuses("csv", log, "encoding='klingon' is unknown", columns=MY, encoding="klingon")
 
 
 def test_wrong_format(refuses, tmp_path):

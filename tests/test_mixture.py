@@ -279,13 +279,13 @@ def test_errors_name_argument_expected_and_got():
         mixture.log_components(c["heads"], c["items"], c["positive"], TAU, c["ids"][:3])
     for function in (mixture.loss, mixture.plain_loss):
         wrong = {**c, "tau": TAU}
-        with pytest.raises(BachError, match=r"positive should be rows 0 … 16 of the candidates; got -1"):
+        with pytest.raises(BachError, match=r"positive should be row numbers 0 … 16 of items; got -1"):
             function(**{**wrong, "positive": c["positive"] - 1})
         with pytest.raises(BachError, match=r"positive should be \(5,\)"):
             function(**{**wrong, "positive": c["positive"][:1]})
         with pytest.raises(BachError, match=r"tau should be a positive number; got -0\.07"):
             function(**{**wrong, "tau": -0.07})
-        with pytest.raises(BachError, match="should not be empty"):
+        with pytest.raises(BachError, match="at least one row, head and candidate"):
             function(**{**wrong, "heads": c["heads"][:, :0]})
     with pytest.raises(
         BachError, match=r"kappa and heads should have the same shape; got kappa \(5,\), heads \(5, 3\)"

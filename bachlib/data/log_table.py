@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import duckdb
 
@@ -31,7 +32,6 @@ class BadRows:
 
     count: int = 0
     first: list[str] = field(default_factory=list)
-    fatal: str | None = None  # an unreadable row that makes the rows after it unreadable too
 
     def add(self, count: int, messages: list[str]) -> None:
         self.count += count
@@ -64,70 +64,76 @@ def quote_path(path: Path) -> str:
     return quote(re.sub(r"[*?\[]", r"[\g<0>]", str(path)))
 
 
-def append(con: duckdb.DuckDBPyConnection, select: str, columns: list[str], label: str) -> None:
-    """Append the rows of `select` to `log`; the first call creates the table."""
-    known = con.execute("SELECT column_name FROM duckdb_columns() WHERE table_name = 'log'").fetchall()
-    if not known:
-        con.execute(f"CREATE TABLE log AS {select}")
-    elif {name for (name,) in known} != set(columns):
-        before = ", ".join(sorted(name for (name,) in known))
-        raise BachError(f"{label} has the columns {', '.join(sorted(columns))}, but the files before it have {before}")
-    else:
-        con.execute(f"INSERT INTO log BY NAME {select}")
+class LogTable:
+    """The table `log`, the parameters it is read with, and the rows that could not be read."""
 
+    def __init__(self, con: duckdb.DuckDBPyConnection, params: PrepareParams):
+        self.con, self.params, self.bad = con, params, BadRows()
 
-def named_columns(params: PrepareParams, found: list[str], label: str) -> dict[str, str]:
-    """Role → column of the user's log. Without `columns=` the columns must be called user, item, time, …"""
-    named = {"user": "user", "item": "item", "time": "time"}
-    if params.columns is None:
-        named |= {role: role for role in ("rating", "title", "genre") if role in found}
-    else:
-        named |= params.columns
-    missing = [f"{column!r} ({role})" for role, column in named.items() if column not in found]
-    if missing:
-        raise BachError(
-            f"{label} has no column {', '.join(missing)}; its columns are {', '.join(map(repr, found))}. "
-            'Say which is which with columns={"user": …, "item": …, "time": …} (--user … --item … --time …)'
-        )
-    for role, column in named.items():
-        others = [other for other in named if named[other] == column and other != role]
-        if others:
-            raise BachError(f"columns= names {column!r} for both {role} and {others[0]}; each needs its own column")
-    return named
+    def one(self, query: str, values: list[Any] | None = None) -> tuple[Any, ...]:
+        """The first row of a query's result."""
+        return self.con.execute(query, values).fetchall()[0]
 
+    def append(self, select: str, columns: list[str], label: str) -> None:
+        """Append the rows of `select` to `log`; the first call creates the table."""
+        known = self.con.execute("SELECT column_name FROM duckdb_columns() WHERE table_name = 'log'").fetchall()
+        if not known:
+            self.con.execute(f"CREATE TABLE log AS {select}")
+        elif {name for (name,) in known} != set(columns):
+            before, here = (", ".join(sorted(names)) for names in ([name for (name,) in known], columns))
+            raise BachError(f"{label} has the columns {here}, but the files before it have {before}")
+        else:
+            self.con.execute(f"INSERT INTO log BY NAME {select}")
 
-def time_type(
-    con: duckdb.DuckDBPyConnection, sample: list[str], label: str, column: str, time_format: str | None
-) -> tuple[str, str | None]:
-    """(SQL type, date format) that reads most of the sample: numbers, ISO dates or a common date format."""
-    if time_format:
-        return "TIMESTAMP", time_format
-    sample = [text for text in sample if text.strip()]
-    if not sample:
-        return NUMBER, None
-    year = r"regexp_matches(t, '\d{4}')"  # 03/10/20 is not in the year 20
-    tests = {
-        (NUMBER, None): f"TRY_CAST(t AS {NUMBER}) IS NOT NULL",
-        ("TIMESTAMPTZ", None): r"TRY_CAST(t AS TIMESTAMPTZ) IS NOT NULL AND regexp_matches(t, '^\s*\d{4,}-\d')",
-    }
-    for form in DATE_FORMATS:
-        tests["TIMESTAMP", form] = f"try_strptime(t, {quote(form)}) IS NOT NULL AND {year} = {'%Y' in form}"
-    counts = ", ".join(f"count(*) FILTER ({test})" for test in tests.values())
-    fits = con.execute(f"SELECT {counts} FROM (SELECT unnest($1) AS t)", [sample]).fetchall()[0]
-    if max(fits) * 2 <= len(sample):
-        best = tests[max(zip(fits, tests, strict=True), key=lambda pair: pair[0])[1]]
-        wrong = con.execute(f"SELECT t FROM (SELECT unnest($1) AS t) WHERE NOT ({best}) LIMIT 1", [sample]).fetchall()
-        raise BachError(
-            f"{label}: column {column!r} should hold the time as a number or a date and holds {wrong[0][0]!r}; "
-            "name another column, or pass its format, e.g. time_format='%d/%m/%Y %H:%M'"
-        )
-    winners = [kind for kind, n in zip(tests, fits, strict=True) if n == max(fits)]
-    if len(winners) > 1 and winners[0][1]:
-        raise BachError(
-            f"{label}: column {column!r} holds dates like {sample[0]!r}, which fit both {winners[0][1]} and "
-            f"{winners[1][1]}; choose one with time_format="
-        )
-    return winners[0]
+    def named_columns(self, found: list[str], label: str) -> dict[str, str]:
+        """Role → column of the user's log. Without `columns=` the columns must be called user, item, time, …"""
+        named = {"user": "user", "item": "item", "time": "time"}
+        if self.params.columns is None:
+            named |= {role: role for role in ("rating", "title", "genre") if role in found}
+        else:
+            named |= self.params.columns
+        missing = [f"{column!r} ({role})" for role, column in named.items() if column not in found]
+        if missing:
+            raise BachError(
+                f"{label} has no column {', '.join(missing)}; its columns are {', '.join(map(repr, found))}. "
+                'Say which is which with columns={"user": …, "item": …, "time": …} (--user … --item … --time …)'
+            )
+        for role, column in named.items():
+            others = [other for other in named if named[other] == column and other != role]
+            if others:
+                raise BachError(f"columns= names {column!r} for both {role} and {others[0]}; each needs its own column")
+        return named
+
+    def time_type(self, sample: list[str], label: str, column: str) -> tuple[str, str | None]:
+        """(SQL type, date format) that reads most of the sample: numbers, ISO dates or a common date format."""
+        if self.params.time_format:
+            return "TIMESTAMP", self.params.time_format
+        sample = [text for text in sample if text.strip()]
+        if not sample:
+            return NUMBER, None
+        year = r"regexp_matches(t, '\d{4}')"  # 03/10/20 is not in the year 20
+        tests = {
+            (NUMBER, None): f"TRY_CAST(t AS {NUMBER}) IS NOT NULL",
+            ("TIMESTAMPTZ", None): r"TRY_CAST(t AS TIMESTAMPTZ) IS NOT NULL AND regexp_matches(t, '^\s*\d{4,}-\d')",
+        }
+        for form in DATE_FORMATS:
+            tests["TIMESTAMP", form] = f"try_strptime(t, {quote(form)}) IS NOT NULL AND {year} = {'%Y' in form}"
+        counts = ", ".join(f"count(*) FILTER ({test})" for test in tests.values())
+        fits = self.one(f"SELECT {counts} FROM (SELECT unnest($1) AS t)", [sample])
+        if max(fits) * 2 <= len(sample):
+            best = tests[max(zip(fits, tests, strict=True), key=lambda pair: pair[0])[1]]
+            (wrong,) = self.one(f"SELECT t FROM (SELECT unnest($1) AS t) WHERE NOT ({best}) LIMIT 1", [sample])
+            raise BachError(
+                f"{label}: column {column!r} should hold the time as a number or a date and holds {wrong!r}; "
+                "name another column, or pass its format, e.g. time_format='%d/%m/%Y %H:%M'"
+            )
+        winners = [kind for kind, n in zip(tests, fits, strict=True) if n == max(fits)]
+        if len(winners) > 1 and winners[0][1]:
+            raise BachError(
+                f"{label}: column {column!r} holds dates like {sample[0]!r}, which fit both {winners[0][1]} and "
+                f"{winners[1][1]}; choose one with time_format="
+            )
+        return winners[0]
 
 
 def integer_time(expression: str, kind: str) -> str:

@@ -26,7 +26,7 @@ import pyarrow as pa
 from bachlib import BachError
 from bachlib.data import planted
 from bachlib.data.dataset import FORMAT, Dataset
-from bachlib.data.log_table import connect
+from bachlib.data.log_table import LogTable, connect
 from bachlib.data.raw import RawFile, beside, find_raw, fingerprint
 from bachlib.data.readers import read_log
 from bachlib.data.sources import Source, find_source
@@ -104,12 +104,9 @@ def _pipeline(
     say: Say,
 ) -> dict[str, Any]:
     """Every step of appendix A, in its order; each reports how many rows, users and items remain."""
-
-    def one(query: str) -> tuple[Any, ...]:
-        return con.execute(query).fetchall()[0]
-
-    steps = Steps(say)
-    bad = read_log(con, source, raws, params, folder / "unpacked")
+    steps, log = Steps(say), LogTable(con, params)
+    read_log(log, source, raws, folder / "unpacked")
+    bad, one = log.bad, log.one
     if bad.count and params.on_bad_rows == "stop":
         raise BachError(f"the log has unreadable rows (on_bad_rows='skip' leaves them out and counts them):\n{bad}")
     if bad.count:

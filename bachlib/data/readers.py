@@ -15,17 +15,7 @@ from pathlib import Path
 import duckdb
 
 from bachlib import BachError
-from bachlib.data.log_table import (
-    SHOWN,
-    BadRows,
-    append,
-    integer_time,
-    named_columns,
-    quote,
-    quote_path,
-    shortened,
-    time_type,
-)
+from bachlib.data.log_table import SHOWN, LogTable, integer_time, quote, quote_path, shortened
 from bachlib.data.netflix import read_netflix
 from bachlib.data.raw import RawFile, as_plain
 from bachlib.data.sources import Source
@@ -34,26 +24,21 @@ from bachlib.params import PrepareParams
 REJECTS_LIMIT = 100_000  # bad rows DuckDB remembers per file if they stop the run
 
 
-def read_log(
-    con: duckdb.DuckDBPyConnection, source: Source, raws: list[RawFile], params: PrepareParams, work: Path
-) -> BadRows:
-    """Read the raw files into the table `log`; return the rows that could not be read."""
-    bad = BadRows()
+def read_log(log: LogTable, source: Source, raws: list[RawFile], work: Path) -> None:
+    """Read the raw files into the table `log`; unpacked files go to the folder `work`."""
     for raw in raws:
         if source.name == "parquet":
-            read_parquet(con, as_plain(raw, work), raw.label, params, bad)
+            read_parquet(log, as_plain(raw, work), raw.label)
             continue
-        plain = as_plain(raw, work, params.encoding)
+        plain = as_plain(raw, work, log.params.encoding)
         if source.name == "netflix":
-            read_netflix(con, plain, raw.label, bad)
+            read_netflix(log, plain, raw.label)
         else:
-            read_text(con, source, plain, raw.label, params, bad)
+            read_text(log, source, plain, raw.label)
         if plain != raw.path:
             plain.unlink()
-    (rows,) = con.execute("SELECT count(*) FROM log").fetchall()[0]
-    if not rows and not bad.count:
+    if log.one("SELECT count(*) FROM log") == (0,) and not log.bad.count:
         raise BachError(f"{', '.join(raw.label for raw in raws)}: the log is empty, it has no interaction")
-    return bad
 
 
 # ---------------------------------------------------------------------------------------------- delimited text
@@ -81,30 +66,28 @@ class Layout:
             yield from itertools.islice(rows, int(self.header), None)
 
 
-def read_text(
-    con: duckdb.DuckDBPyConnection, source: Source, path: Path, label: str, params: PrepareParams, bad: BadRows
-) -> None:
-    """Append one delimited file to the table `log`. Unreadable rows go to `bad` with their line numbers."""
-    layout = _known_layout(source, path, label) if source.columns else _own_layout(con, path, label, params)
+def read_text(log: LogTable, source: Source, path: Path, label: str) -> None:
+    """Append one delimited file to the table `log`. Unreadable rows go to `log.bad` with their line numbers."""
+    layout = _known_layout(source, path, label) if source.columns else _own_layout(log, path, label)
     used = [name for name in layout.fields if not name.startswith("_")]
-    where = _not_cut_off(path, layout, label, bad) if source.columns else "true"
+    where = _not_cut_off(log, path, layout, label) if source.columns else "true"
     if "behavior" in used:  # any behaviour counts as liked, but it has to be one of the four
         used.remove("behavior")
         where += " AND behavior IS NOT NULL"
     time = "time" if source.columns else integer_time("time", layout.fields["time"])
     chosen = ", ".join(f"{time} AS time" if name == "time" else name for name in used)
-    con.execute("DROP TABLE IF EXISTS reject_errors; DROP TABLE IF EXISTS reject_scans")
-    append(con, f"SELECT {chosen} FROM {_relation(path, layout, params)} WHERE {where}", used, label)
-    _collect_rejects(con, path, label, bad)
-    _drop_empty(con, layout, path, label, bad)
+    log.con.execute("DROP TABLE IF EXISTS reject_errors; DROP TABLE IF EXISTS reject_scans")
+    log.append(f"SELECT {chosen} FROM {_relation(path, layout, log.params)} WHERE {where}", used, label)
+    _collect_rejects(log, path, label)
+    _drop_empty(log, path, layout, label)
 
 
-def _collect_rejects(con: duckdb.DuckDBPyConnection, path: Path, label: str, bad: BadRows) -> None:
+def _collect_rejects(log: LogTable, path: Path, label: str) -> None:
     """The rows DuckDB could not parse. It counts rows, not lines, so line numbers come from byte positions."""
-    (count,) = con.execute("SELECT count(DISTINCT line_byte_position) FROM reject_errors").fetchall()[0]
+    (count,) = log.one("SELECT count(DISTINCT line_byte_position) FROM reject_errors")
     if not count:
         return
-    first = con.execute(f"""
+    first = log.con.execute(f"""
         SELECT line_byte_position, arg_min(column_name, column_idx), arg_min(error_type, column_idx),
                arg_min(error_message, column_idx), any_value(csv_line)
         FROM reject_errors GROUP BY line_byte_position
@@ -114,7 +97,7 @@ def _collect_rejects(con: duckdb.DuckDBPyConnection, path: Path, label: str, bad
     messages = [_explain(f"{label}, line {line}", *row[1:]) for line, row in zip(lines, first, strict=True)]
     if first[0][2] == "UNQUOTED VALUE":  # this row swallows everything up to the next quote
         raise BachError(f"{shortened(messages[0])}\nThe rows after an unclosed quote cannot be read: correct that line")
-    bad.add(count, messages)
+    log.bad.add(count, messages)
 
 
 def _lines_at(path: Path, positions: list[int]) -> list[int]:
@@ -162,20 +145,20 @@ def _known_layout(source: Source, path: Path, label: str) -> Layout:
     return Layout(source.columns, source.delimiter, header=source.header is not None)
 
 
-def _own_layout(con: duckdb.DuckDBPyConnection, path: Path, label: str, params: PrepareParams) -> Layout:
+def _own_layout(log: LogTable, path: Path, label: str) -> Layout:
     """The format of the user's CSV: the delimiter is the one that finds the named columns in the first line."""
     first = _first_line(path, label)
-    wanted = set((params.columns or {}).values()) | {"user", "item", "time"}
+    wanted = set((log.params.columns or {}).values()) | {"user", "item", "time"}
     readings = {delimiter: next(csv.reader([first], delimiter=delimiter)) for delimiter in ",;\t|"}
     delimiter = max(readings, key=lambda d: (len(wanted & set(readings[d])), len(readings[d])))
     found = readings[delimiter]
-    named = named_columns(params, found, label)
+    named = log.named_columns(found, label)
     role = {column: name for name, column in named.items()}
     names = [role.pop(column, f"_{n}") for n, column in enumerate(found)]  # of a repeated column the first counts
     layout = Layout(dict.fromkeys(names, "VARCHAR"), delimiter, header=True, quote='"')
     at = names.index("time")
     sample = [row[at] for _, row in itertools.islice(layout.rows(path), 10_000) if len(row) == len(names)]
-    layout.fields["time"], layout.time_format = time_type(con, sample, label, named["time"], params.time_format)
+    layout.fields["time"], layout.time_format = log.time_type(sample, label, named["time"])
     if "rating" in layout.fields:
         layout.fields["rating"] = "DOUBLE"
     return layout
@@ -197,7 +180,7 @@ def _first_line(path: Path, label: str) -> str:
     return text
 
 
-def _not_cut_off(path: Path, layout: Layout, label: str, bad: BadRows) -> str:
+def _not_cut_off(log: LogTable, path: Path, layout: Layout, label: str) -> str:
     """An SQL condition that leaves out a last line that was cut off inside its last field, the time.
 
     The authors end every line with a line feed. A last line without one and with a shorter time than the line before
@@ -212,18 +195,17 @@ def _not_cut_off(path: Path, layout: Layout, label: str, bad: BadRows) -> str:
         return "true"  # complete, or too few fields: the reader rejects those itself
     if not all(values[name].isdigit() for name in ("user", "item", "time")):
         return "true"
-    with path.open("rb") as stream:
-        line = sum(chunk.count(b"\n") for chunk in iter(lambda: stream.read(1 << 22), b"")) + 1
-    bad.add(1, [f"{label}, line {line}: the last line is cut off: {last!r}"])
+    (line,) = _lines_at(path, [path.stat().st_size])
+    log.bad.add(1, [f"{label}, line {line}: the last line is cut off: {last!r}"])
     return "NOT (" + " AND ".join(f"{name} = {values[name]}" for name in ("user", "item", "time")) + ")"
 
 
-def _drop_empty(con: duckdb.DuckDBPyConnection, layout: Layout, path: Path, label: str, bad: BadRows) -> None:
-    """Delete rows with empty ids or ratings that are not finite, which DuckDB accepts, and add them to `bad`."""
+def _drop_empty(log: LogTable, path: Path, layout: Layout, label: str) -> None:
+    """Delete rows with empty ids or ratings that are not finite, which DuckDB accepts, and add them to `log.bad`."""
     tests = {name: f"{name} = ''" for name in ("user", "item") if layout.fields[name] == "VARCHAR"}
     tests |= {"rating": "NOT isfinite(rating)"} if "rating" in layout.fields else {}
     wrong = " OR ".join(tests.values()) or "false"
-    (count,) = con.execute(f"SELECT count(*) FROM log WHERE {wrong}").fetchall()[0]
+    (count,) = log.one(f"SELECT count(*) FROM log WHERE {wrong}")
     if not count:
         return
     names = list(layout.fields)
@@ -233,8 +215,8 @@ def _drop_empty(con: duckdb.DuckDBPyConnection, layout: Layout, path: Path, labe
         for name in tests
         if len(row) == len(names) and _is_empty(row[names.index(name)], number=name == "rating")
     )
-    bad.add(count, list(itertools.islice(shown, SHOWN)))
-    con.execute(f"DELETE FROM log WHERE {wrong}")
+    log.bad.add(count, list(itertools.islice(shown, SHOWN)))
+    log.con.execute(f"DELETE FROM log WHERE {wrong}")
 
 
 def _is_empty(text: str, number: bool) -> bool:
@@ -259,15 +241,15 @@ def _not_utf8(where: str) -> str:
 # ----------------------------------------------------------------------------------------------------- Parquet
 
 
-def read_parquet(con: duckdb.DuckDBPyConnection, path: Path, label: str, params: PrepareParams, bad: BadRows) -> None:
-    """Append one Parquet file to the table `log`. Rows with a missing or unreadable value go to `bad`."""
+def read_parquet(log: LogTable, path: Path, label: str) -> None:
+    """Append one Parquet file to the table `log`. Rows with a missing or unreadable value go to `log.bad`."""
     relation = f"read_parquet({quote_path(path)}, file_row_number = true, hive_partitioning = false)"
     try:
-        described = con.execute(f"DESCRIBE SELECT * EXCLUDE (file_row_number) FROM {relation}").fetchall()
+        described = log.con.execute(f"DESCRIBE SELECT * EXCLUDE (file_row_number) FROM {relation}").fetchall()
     except duckdb.Error as error:
         raise BachError(f"{label} is not a readable Parquet file: {str(error).splitlines()[0]}") from None
     kinds = {name: kind for name, kind, *_ in described}
-    named = named_columns(params, list(kinds), label)
+    named = log.named_columns(list(kinds), label)
     sql = {role: '"' + column.replace('"', '""') + '"' for role, column in named.items()}
 
     chosen = {role: _id(sql[role], kinds[named[role]]) for role in ("user", "item")}
@@ -276,8 +258,8 @@ def read_parquet(con: duckdb.DuckDBPyConnection, path: Path, label: str, params:
         chosen["rating"] = f"TRY_CAST({sql['rating']} AS DOUBLE)"
     time, kind = sql["time"], kinds[named["time"]]
     if kind == "VARCHAR":
-        texts = con.execute(f"SELECT {time} FROM {relation} WHERE {time} IS NOT NULL LIMIT 10000").fetchall()
-        kind, written = time_type(con, [t for (t,) in texts], label, named["time"], params.time_format)
+        texts = log.con.execute(f"SELECT {time} FROM {relation} WHERE {time} IS NOT NULL LIMIT 10000").fetchall()
+        kind, written = log.time_type([t for (t,) in texts], label, named["time"])
         time = f"try_strptime({time}, {quote(written)})" if written else f"TRY_CAST({time} AS {kind})"
     chosen["time"] = integer_time(time, kind)
     columns = ", ".join(f"{expression} AS {role}" for role, expression in chosen.items())
@@ -285,15 +267,15 @@ def read_parquet(con: duckdb.DuckDBPyConnection, path: Path, label: str, params:
 
     needed = ["user", "item", "time"] + ["rating"] * ("rating" in named)
     wrong = " OR ".join([f"{name} IS NULL" for name in needed] + ["NOT isfinite(rating)"] * ("rating" in named))
-    count, rows = con.execute(f"""
+    count, rows = log.one(f"""
         SELECT count(*), list({{{", ".join(f"'{name}': {name}" for name in ["row", *needed])}}} ORDER BY row)[:{SHOWN}]
         FROM ({select}) WHERE {wrong}
-    """).fetchall()[0]
+    """)
     for row in rows or []:
         missing = ", ".join(name for name in needed if row[name] is None) or "rating"
-        bad.add(0, [f"{label}, row {row['row'] + 1}: {missing} is missing or cannot be read"])
-    bad.add(count, [])
-    append(con, f"SELECT * EXCLUDE (row) FROM ({select}) WHERE NOT ({wrong})", list(chosen), label)
+        log.bad.add(0, [f"{label}, row {row['row'] + 1}: {missing} is missing or cannot be read"])
+    log.bad.add(count, [])
+    log.append(f"SELECT * EXCLUDE (row) FROM ({select}) WHERE NOT ({wrong})", list(chosen), label)
 
 
 def _id(column: str, kind: str) -> str:
