@@ -295,9 +295,9 @@ def test_nobody_is_long_enough(refuses, tmp_path):
 def test_zip_without_the_log(refuses, tmp_path):
     with zipfile.ZipFile(tmp_path / "ml-1m.zip", "w") as archive:
         archive.writestr("ml-1m/README", "hello")
-    refuses("movielens-1m", tmp_path / "ml-1m.zip", "has no file ratings.dat", "it holds ml-1m/README")
+    refuses("movielens-1m", tmp_path / "ml-1m.zip", "has no file ratings.dat", "it has ml-1m/README")
     (tmp_path / "empty").mkdir()
-    refuses("movielens-1m", tmp_path / "empty", "has no file ratings.dat", "it holds nothing")
+    refuses("movielens-1m", tmp_path / "empty", "has no file ratings.dat", "it has no files")
 
 
 def test_damaged_archives(refuses, tmp_path):

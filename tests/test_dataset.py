@@ -146,7 +146,7 @@ def test_wrong_samplers(tmp_path):
     sampler = Windows(dataset)
     with pytest.raises(BachError, match="epoch 0, step 99 does not exist: an epoch has 1 steps"):
         sampler.load_state_dict({**sampler.state_dict(), "step": 99})
-    with pytest.raises(BachError, match="there is no user -1"):
+    with pytest.raises(BachError, match="user -1 does not exist"):
         dataset.targets([-1], "test")
 
 

@@ -224,7 +224,7 @@ def test_strict_trains_on_others_than_it_evaluates(world, tmp_path):
     for share in (0, 1, float("nan")):
         with pytest.raises(BachError, match="should be between 0 and 1"):
             world.strict(share)
-    with pytest.raises(BachError, match="cold users already"):
+    with pytest.raises(BachError, match="already has cold users"):
         strict.strict()
 
 

@@ -155,5 +155,5 @@ def test_diversity_is_one_minus_the_mean_cosine():
     np.testing.assert_allclose(metrics.diversity(slates, features), by_hand, atol=1e-12)
     with pytest.raises(BachError, match="at least 2 items"):
         metrics.diversity(slates[:, :1], features)
-    with pytest.raises(BachError, match="without gaps"):
+    with pytest.raises(BachError, match="without padding"):
         metrics.coverage(np.array([[1, -1]]), 5)

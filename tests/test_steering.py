@@ -156,7 +156,7 @@ def test_a_context_goes_through_the_gating_tower(world):
     own = retriever.retrieve(history, 10)
     np.testing.assert_allclose(pi, own.pi, atol=1e-6)
     np.testing.assert_array_equal(retriever.retrieve([[]] * 4, 10, pi=pi, exclude=history).items, own.items)
-    with pytest.raises(BachError, match="a context is vectors"):
+    with pytest.raises(BachError, match="a context should be vectors"):
         pi_from_context(model, np.zeros((1, 2, 3)))
     with pytest.raises(BachError, match="finite numbers"):
         pi_from_context(model, np.full((1, 2, 16), np.nan))

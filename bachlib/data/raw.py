@@ -85,7 +85,7 @@ def find_raw(path: str | Path, pattern: str, required: bool = True) -> list[RawF
         return [RawFile(path)]
     if required and not found:
         kind = "folder" if path.is_dir() else "zip"
-        shown = ", ".join(listing[:10]) or "nothing"
+        shown = ", ".join(listing[:10]) or "no files"
         raise BachError(f"the {kind} {path} has no file {pattern}; it has {shown}{' …' if len(listing) > 10 else ''}")
     if len(found) > 1 and "*" not in pattern:
         several = ", ".join(str(raw.path.relative_to(path)) if not raw.member else raw.label for raw in found)

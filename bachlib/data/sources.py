@@ -46,7 +46,7 @@ def _movielens(name: str, archive: str, md5: str | None, page: str = "", **forma
         header = ("userId", "movieId", "rating", "timestamp")
         format = {"log": "ratings.csv", "header": header, "items": "movies.csv"}
     return Source(
-        name=f"movielens-{name}",
+        name=name,
         columns=RATING,
         archive=archive,
         where=f"https://grouplens.org/datasets/movielens/{page}",
@@ -60,16 +60,16 @@ def _movielens(name: str, archive: str, md5: str | None, page: str = "", **forma
 SOURCES: dict[str, Source] = {
     source.name: source
     for source in [
-        _movielens("20m", "ml-20m.zip", "cd245b17a1ae2cc31bb14903e1204af3"),
-        _movielens("25m", "ml-25m.zip", "6b51fb2759a8657d3bfcbfc42b592ada"),
-        _movielens("latest", "ml-latest.zip", None),
-        _movielens("latest-small", "ml-latest-small.zip", None),
+        _movielens("movielens-20m", "ml-20m.zip", "cd245b17a1ae2cc31bb14903e1204af3"),
+        _movielens("movielens-25m", "ml-25m.zip", "6b51fb2759a8657d3bfcbfc42b592ada"),
+        _movielens("movielens-latest", "ml-latest.zip", None),
+        _movielens("movielens-latest-small", "ml-latest-small.zip", None),
         _movielens(
-            "1m", "ml-1m.zip", "c4d9eecfca2ab87c1945afe126590906", "1m/",
+            "movielens-1m", "ml-1m.zip", "c4d9eecfca2ab87c1945afe126590906", "1m/",
             log="ratings.dat", delimiter="::", items="movies.dat",
         ),
         _movielens(
-            "100k", "ml-100k.zip", "0e33842e24a9c977be4e0107933c0723", "100k/",
+            "movielens-100k", "ml-100k.zip", "0e33842e24a9c977be4e0107933c0723", "100k/",
             log="u.data", delimiter="\t", items="u.item",
         ),
         Source(
