@@ -228,7 +228,7 @@ def test_vectors_that_are_not_numbers_are_refused(world):
 
 def test_a_free_pi_per_user_asks_who(world, histories):
     retriever = Retriever(perturbed(world, "p-bach", pi="table"), "exact")
-    with pytest.raises(BachError, match="say who"):
+    with pytest.raises(BachError, match="pass the users with user="):
         retriever.retrieve(histories[:2], 5)
     slate = retriever.retrieve(histories[:2], 5, user=[0, 1])
     assert not np.allclose(slate.pi[0], slate.pi[1])
