@@ -271,7 +271,7 @@ def test_errors_name_argument_expected_and_got():
         BachError, match=r"heads should be \(B, k, d\) and items \(C, d\) with the same d; got heads \(5, 3, 6\)"
     ):
         mixture.log_components(c["heads"], c["items"][:, :5], c["positive"], TAU)
-    with pytest.raises(BachError, match=r"positive should be \(5,\), a candidate per row; got \(4,\)"):
+    with pytest.raises(BachError, match=r"positive should be \(5,\), one candidate per row; got \(4,\)"):
         mixture.log_components(c["heads"], c["items"], c["positive"][:4], TAU)
     with pytest.raises(BachError, match=r"positive should be rows 0 … 16 of the candidates; got 17"):
         mixture.log_components(c["heads"], c["items"], c["positive"] + 17, TAU)
