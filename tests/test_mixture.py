@@ -273,7 +273,7 @@ def test_errors_name_argument_expected_and_got():
         mixture.log_components(c["heads"], c["items"][:, :5], c["positive"], TAU)
     with pytest.raises(BachError, match=r"positive should be \(5,\), one candidate per row; got \(4,\)"):
         mixture.log_components(c["heads"], c["items"], c["positive"][:4], TAU)
-    with pytest.raises(BachError, match=r"positive should be rows 0 … 16 of the candidates; got 17"):
+    with pytest.raises(BachError, match=r"positive should be row numbers 0 … 16 of items; got 17"):
         mixture.log_components(c["heads"], c["items"], c["positive"] + 17, TAU)
     with pytest.raises(BachError, match=r"ids should be \(17,\), the item of each candidate; got \(3,\)"):
         mixture.log_components(c["heads"], c["items"], c["positive"], TAU, c["ids"][:3])
