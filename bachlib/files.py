@@ -1,4 +1,7 @@
-"""Where things are kept: the outputs folder, folders and files that appear whole or not at all, run records."""
+"""Paths, atomic writes, locks, hashes and the records of a run.
+
+Atomic means: whatever happens, also a crash or a power cut, a file has its complete old or its complete new content.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ RUN_DIR = "BACH_RUN_DIR"  # set by `bach run` for the notebooks it executes
 
 
 def project_root() -> Path:
-    """The folder that holds `notebooks/`: of an editable install, else the nearest one above the working folder."""
+    """The folder that holds `notebooks/`: the editable clone, else the nearest parent of the working folder."""
     here = Path.cwd()
     for folder in [Path(__file__).resolve().parent.parent, here, *here.parents]:
         if (folder / "notebooks").is_dir() and (folder / "pyproject.toml").is_file():
@@ -35,7 +38,7 @@ def project_root() -> Path:
 
 
 def output_dir(*parts: str) -> Path:
-    """`outputs/` of the project, or `BACH_OUTPUT_DIR`; the folder is made by whoever writes into it."""
+    """A path in `outputs/` of the project, or in `BACH_OUTPUT_DIR`. The folder is not created."""
     base = os.environ.get("BACH_OUTPUT_DIR")
     return (Path(base).expanduser().resolve() if base else project_root() / "outputs").joinpath(*parts)
 
@@ -45,13 +48,13 @@ def canonical_json(value: Any) -> str:
 
 
 def short_hash(value: Any) -> str:
-    """Eight hex digits of a parameter set, for readable folder names."""
+    """Eight hex digits that identify a set of parameters, for folder names."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:8]
 
 
 @lru_cache
 def code_hash(parts: tuple[str, ...] = ("",)) -> str:
-    """Eight hex digits of the code in these files and folders of the package; comments and docstrings do not count."""
+    """Eight hex digits that identify the code of these files and folders of the package, without docstrings."""
     package, digest = Path(__file__).parent, hashlib.sha256()
     for one in parts:
         for path in sorted((package / one).rglob("*.py")) if (package / one).is_dir() else [package / one]:
@@ -71,7 +74,7 @@ def _code(source: str) -> str:
 
 
 def differences(a: Any, b: Any, in_a: str, in_b: str, name: str = "") -> list[str]:
-    """In which places two nested records differ, in words: "data.name is 'x' there and 'y' here"."""
+    """The differences between two nested records as sentences: "data.name is 'x' there and 'y' here"."""
     if isinstance(a, dict) and isinstance(b, dict):
         keys = [*a, *(key for key in b if key not in a)]
         parts = [differences(a.get(key), b.get(key), in_a, in_b, f"{name}.{key}".lstrip(".")) for key in keys]
@@ -79,55 +82,83 @@ def differences(a: Any, b: Any, in_a: str, in_b: str, name: str = "") -> list[st
     return [] if a == b else [f"{name} is {a!r} {in_a} and {b!r} {in_b}"]
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file atomically: readers see the old one or the new one, never half of it."""
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path`. When the block succeeds, the file written there replaces `path` atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
+        yield partial
+        move_into_place(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def move_into_place(complete: Path, target: Path) -> None:
+    """Rename a complete file to `target`; its content is on the disk before its name is."""
+    _sync(complete)
+    os.replace(complete, target)
+    _sync(target.parent)
+
+
+def _sync(path: Path) -> None:
+    """Make the system write a file, or the list of names in a folder, to the disk."""
+    if path.is_file():
+        with path.open("rb+") as file:
+            os.fsync(file.fileno())
+    elif os.name == "posix":  # Windows cannot sync a folder
+        folder = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a UTF-8 file atomically."""
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
 def write_table(path: Path, table: Any) -> None:
     """Write a pandas table as Parquet, atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
+    with replacing(path) as partial:
         table.to_parquet(partial)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 @contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
-    """A new folder to fill: it takes the place of `target` when the block ends well and vanishes when it does not."""
+    """A new folder to fill. It replaces `target` when the block succeeds and is deleted when the block fails.
+
+    An old folder is renamed before the new one gets its name: a crash between the two renames leaves no `target`.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     _sweep_partials(target)
     aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.{os.getpid()}.", suffix=".partial", dir=target.parent))
     (new := aside / "new").mkdir()
     try:
         yield new
+        for path in [*new.rglob("*"), new]:
+            _sync(path)
         if target.exists():
             os.rename(target, aside / "old")
         os.rename(new, target)
+        _sync(target.parent)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
 
 @contextmanager
 def only_one(target: Path) -> Iterator[None]:
-    """Wait until no other process is making `target`. (Where files cannot be locked, nobody waits.)"""
+    """A lock: wait until no other process of this machine holds it for `target`. (Windows: no lock.)"""
     with _lock_of(target).open("w") as lock:
         if fcntl:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # goes with the process, also when it is killed
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the system releases it when the process ends, even if killed
         yield
 
 
 def in_progress(target: Path) -> bool:
-    """Is a process of this machine making `target`, inside `only_one`?"""
+    """Does a process of this machine hold the lock `only_one(target)`?"""
     with _lock_of(target).open("w") as lock:
         try:
             if fcntl:
@@ -143,7 +174,7 @@ def _lock_of(target: Path) -> Path:
 
 
 def _sweep_partials(target: Path) -> None:
-    """Remove what processes that were killed have left behind; the living keep theirs."""
+    """Delete the partial folders of killed processes; keep those of running ones."""
     for left in target.parent.glob(f".{glob.escape(target.name)}.*.partial"):
         with suppress(ValueError, ProcessLookupError, PermissionError):
             pid = int(left.name.removeprefix(f".{target.name}.").split(".")[0])
@@ -154,7 +185,7 @@ def _sweep_partials(target: Path) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Python and every installed package this workbook names as its own dependency."""
+    """Versions of Python and of every installed package that bachlib depends on."""
     names = sorted({r.split(">")[0].split("=")[0] for r in metadata.requires("bachlib") or []})
     found = {"python": platform.python_version()}
     for name in names:
@@ -173,7 +204,7 @@ def record(notebook: str, metrics: dict[str, float | int | str]) -> dict[str, fl
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The table in a JSON file; empty where there is none, or one that cannot be read."""
+    """The object in a JSON file; empty if the file is missing or damaged."""
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
@@ -182,7 +213,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def forget(path: Path, keep: Container[str]) -> None:
-    """Of a JSON file's entries only these stay; no file if none does."""
+    """Keep only these entries of a JSON file; delete the file if none is left."""
     if kept := {key: value for key, value in read_json(path).items() if key in keep}:
         _write(path, kept)
     else:

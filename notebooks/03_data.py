@@ -43,7 +43,7 @@ import numpy as np
 import pandas as pd
 
 from bachlib.data import Windows, planted
-from bachlib.data.files import find_raw
+from bachlib.data.raw import find_raw
 from bachlib.data.sources import SOURCES
 from bachlib.evaluate import meaning
 from bachlib.experiment.stages import prepared, raw_log, settings

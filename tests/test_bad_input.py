@@ -48,11 +48,11 @@ def test_missing_file(refuses, tmp_path):
 
 
 def test_unknown_source_and_parameters(refuses, tmp_path):
-    refuses("movielens", tmp_path, "'movielens' is not known", "movielens-20m", "csv")
+    refuses("movielens", tmp_path, "'movielens' is unknown", "movielens-20m", "csv")
     log = my_csv(tmp_path, EVENTS)
     refuses("csv", log, "min_ratings: not a parameter; there are min_rating", min_ratings=3)
     refuses("csv", log, "min_items", "greater than or equal to 31", "got 30", min_items=30)
-    refuses("csv", log, "encoding='klingon' is not an encoding", columns=MY, encoding="klingon")
+    refuses("csv", log, "encoding='klingon' is unknown", columns=MY, encoding="klingon")
 
 
 def test_wrong_format(refuses, tmp_path):
@@ -185,7 +185,7 @@ def test_line_numbers_in_a_large_file(refuses, tmp_path):
 def test_a_stray_quote_is_never_skipped_over(refuses, tmp_path, mode):
     """It would take every row up to the next quote with it, and count as one."""
     path = my_csv(tmp_path, EVENTS, spoil(60, 'u1,"12 INCH,5,5'))
-    message = refuses("csv", path, "my.csv, line 60", "mend that line", columns=MY, on_bad_rows=mode)
+    message = refuses("csv", path, "my.csv, line 60", "correct that line", columns=MY, on_bad_rows=mode)
     assert len(message) < 600
     path = write_movielens_csv(tmp_path / "ratings.csv", EVENTS)
     lines = path.read_text().split("\n")
@@ -198,7 +198,7 @@ def test_a_stray_quote_is_never_skipped_over(refuses, tmp_path, mode):
 def test_a_movie_line_that_is_none_is_never_skipped_over(refuses, tmp_path):
     path = write_netflix(tmp_path / "combined_data_1.txt", EVENTS)
     path.write_text(path.read_text().replace("\n7:\n", "\n7;\n"))
-    refuses("netflix", path, "It should be a movie like '7:' and is '7;'", on_bad_rows="skip")
+    refuses("netflix", path, "should be a movie like '7:', to which the next ratings belong", on_bad_rows="skip")
     path.write_text(write_netflix(path, EVENTS).read_text() + "99999999999,5,2005-01-01\n5,300,2005-01-01\n")
     dataset = prepare("netflix", path, tmp_path / "o", min_items=40, on_bad_rows="skip", quiet=True)
     assert dataset.meta["bad_rows"]["count"] == 2
@@ -209,13 +209,11 @@ def test_files_of_a_folder_that_do_not_fit(refuses, tmp_path):
     folder.mkdir()
     (folder / "a.csv").write_text("user,item,time\nu,i,1\n")
     (folder / "b.csv").write_text("user,item,time,rating\nu,i,1,5\n")
-    refuses("csv", folder, "b.csv has item, rating, time, user, the files before it have item, time, user")
+    refuses("csv", folder, "the columns item, rating, time, user, but the files before it have item, time, user")
 
 
 def test_one_column_for_two_roles(refuses, tmp_path):
-    refuses(
-        "csv", my_csv(tmp_path, EVENTS), "column 'who' is named for user and for item", columns={**MY, "item": "who"}
-    )
+    refuses("csv", my_csv(tmp_path, EVENTS), "names 'who' for both user and item", columns={**MY, "item": "who"})
 
 
 @pytest.mark.parametrize(
@@ -233,7 +231,7 @@ def test_parameters_the_engine_does_not_take(refuses, tmp_path, params, said):
 def test_old_mac_line_ends_are_said(refuses, tmp_path):
     path = my_csv(tmp_path, EVENTS)
     path.write_bytes(path.read_bytes().replace(b"\n", b"\r"))
-    refuses("csv", path, "carriage return only", columns=MY)
+    refuses("csv", path, "old Mac line ends", columns=MY)
 
 
 def test_missing_columns_name_those_found(refuses, tmp_path):
@@ -258,7 +256,7 @@ def test_a_time_that_is_none(refuses, tmp_path):
     path = my_csv(tmp_path, dated("soon"))
     refuses("csv", path, "column 'when' should hold the time", "holds 'soon'", "time_format=", columns=MY)
     path = my_csv(tmp_path, dated("01/02/2020"))
-    refuses("csv", path, "%m/%d/%Y and as %d/%m/%Y", "time_format=", columns=MY)
+    refuses("csv", path, "%m/%d/%Y and %d/%m/%Y", "time_format=", columns=MY)
     dataset = prepare("csv", path, tmp_path / "o", columns=MY, time_format="%d/%m/%Y", min_items=40, quiet=True)
     assert dataset.n_users == 1
 
@@ -286,7 +284,7 @@ def test_nobody_is_long_enough(refuses, tmp_path):
     refuses(
         "csv",
         path,
-        "no event has a rating of 6",
+        "no event has a rating of at least min_rating=6",
         "ratings go from 1 to 5",
         "lower min_rating",
         columns=MY,
@@ -297,9 +295,9 @@ def test_nobody_is_long_enough(refuses, tmp_path):
 def test_zip_without_the_log(refuses, tmp_path):
     with zipfile.ZipFile(tmp_path / "ml-1m.zip", "w") as archive:
         archive.writestr("ml-1m/README", "hello")
-    refuses("movielens-1m", tmp_path / "ml-1m.zip", "holds no ratings.dat", "it holds ml-1m/README")
+    refuses("movielens-1m", tmp_path / "ml-1m.zip", "has no file ratings.dat", "it has ml-1m/README")
     (tmp_path / "empty").mkdir()
-    refuses("movielens-1m", tmp_path / "empty", "holds no ratings.dat", "it holds nothing")
+    refuses("movielens-1m", tmp_path / "empty", "has no file ratings.dat", "it has no files")
 
 
 def test_damaged_archives(refuses, tmp_path):
@@ -308,7 +306,7 @@ def test_damaged_archives(refuses, tmp_path):
         archive.write(tmp_path / "ratings.dat", "ml-1m/ratings.dat")
     data = (tmp_path / "a.zip").read_bytes()
     (tmp_path / "cut.zip").write_bytes(data[: len(data) // 2])
-    refuses("movielens-1m", tmp_path / "cut.zip", "cut.zip is not a readable zip", "download it again")
+    refuses("movielens-1m", tmp_path / "cut.zip", "cut.zip is a damaged or incomplete zip", "download it again")
     (tmp_path / "flipped.zip").write_bytes(data[:3000] + bytes([data[3000] ^ 255]) + data[3001:])
     refuses("movielens-1m", tmp_path / "flipped.zip", "damaged")
     packed = gzip.compress((tmp_path / "ratings.dat").read_bytes())
@@ -320,7 +318,7 @@ def test_two_logs_of_one_name(refuses, tmp_path):
     for name in ("ml-20m", "ml-25m"):
         (tmp_path / name).mkdir()
         write_movielens_csv(tmp_path / name / "ratings.csv", EVENTS)
-    refuses("movielens-20m", tmp_path, "more than one ratings.csv", "ml-25m/ratings.csv", "pass the one you mean")
+    refuses("movielens-20m", tmp_path, "more than one ratings.csv", "ml-25m/ratings.csv", "the path of one of them")
 
 
 def test_a_folder_that_is_something_else_is_not_touched(tmp_path):

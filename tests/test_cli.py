@@ -62,7 +62,7 @@ def test_prepare_my_own(tmp_path):
     [
         (("--source", "taobao"), "UserBehavior.csv.zip"),
         (("--source", "netflix"), "kaggle"),
-        (("--source", "csv"), "say where it is with --path"),
+        (("--source", "csv"), "give its path with --path"),
         (("--source", "movielens-1m", "--path", "nowhere"), "nowhere does not exist"),
         (("--source", "movielens-1m", "--user", "x", "--path", "nowhere"), "name yours with --source csv or parquet"),
         (("--source", "planted", "--ties", "maybe"), "ties: Input should be 'log' or 'item', got 'maybe'"),

@@ -69,7 +69,7 @@ def test_split_history_and_targets(tmp_path):
             assert dataset.targets([u], split)[0].tolist() == target.tolist()
     with pytest.raises(BachError, match="should be 'valid' or 'test'"):
         dataset.history([0], "train")
-    with pytest.raises(BachError, match="no user 3: users are 0 … 2"):
+    with pytest.raises(BachError, match="user 3 does not exist: users are 0 … 2"):
         dataset.sequence(3)
 
 
@@ -144,9 +144,9 @@ def test_wrong_samplers(tmp_path):
         with pytest.raises(BachError, match="should be at least 1; got"):
             Windows(dataset, **wrong)
     sampler = Windows(dataset)
-    with pytest.raises(BachError, match="there is no epoch 0, step 99: an epoch has 1 steps"):
+    with pytest.raises(BachError, match="epoch 0, step 99 does not exist: an epoch has 1 steps"):
         sampler.load_state_dict({**sampler.state_dict(), "step": 99})
-    with pytest.raises(BachError, match="there is no user -1"):
+    with pytest.raises(BachError, match="user -1 does not exist"):
         dataset.targets([-1], "test")
 
 
@@ -168,5 +168,5 @@ def test_sequences_are_memory_mapped(world):
 
 
 def test_real_data_has_no_truth(tmp_path):
-    with pytest.raises(BachError, match="only source 'planted' has one"):
+    with pytest.raises(BachError, match="only the source 'planted' has one"):
         _ = made(tmp_path, [100]).truth

@@ -59,7 +59,7 @@ def test_whole(server, tmp_path, capsys):
 
 def test_interrupted_and_resumed(server, tmp_path):
     server.stop_after = 3_000_000
-    with pytest.raises(BachError, match=r"stopped: .*3,000,000 bytes are kept and the next call goes on"):
+    with pytest.raises(BachError, match=r"stopped: .*3,000,000 bytes are kept, and the next call resumes"):
         fetch(server.url, tmp_path / "data.zip", MD5)
     assert not (tmp_path / "data.zip").exists()
     server.stop_after = None
@@ -80,7 +80,7 @@ def test_a_part_that_is_complete(server, tmp_path):
 
 def test_wrong_checksum_is_removed(server, tmp_path):
     (tmp_path / "data.zip.part").write_bytes(b"x" * 1000)
-    with pytest.raises(BachError, match=f"instead of {MD5}; what arrived was removed"):
+    with pytest.raises(BachError, match=f"instead of {MD5} and was removed"):
         fetch(server.url, tmp_path / "data.zip", MD5)
     assert list(tmp_path.iterdir()) == []
 
@@ -116,5 +116,5 @@ def test_data_a_person_has_to_fetch(monkeypatch, tmp_path):
         locate("taobao")
     with pytest.raises(BachError, match=r"kaggle.*archive.zip"):
         locate("netflix")
-    with pytest.raises(BachError, match="a log of your own: say where it is with --path"):
+    with pytest.raises(BachError, match="your own log: give its path with --path"):
         locate("csv")

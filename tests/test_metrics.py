@@ -9,7 +9,6 @@ from sklearn.metrics import average_precision_score, ndcg_score
 
 from bachlib import BachError
 from bachlib.evaluate import metrics
-from bachlib.rank.ranks import average_precision
 
 CUTS = (1, 5, 10, 100)
 
@@ -104,7 +103,6 @@ def test_from_ranks_and_from_lists_agree():
     np.testing.assert_array_equal(
         metrics.average_precision_of_ranks(ranks), metrics.average_precision(ranked, relevant)
     )
-    np.testing.assert_allclose(average_precision(ranks), metrics.average_precision_of_ranks(ranks), rtol=1e-15)
 
 
 @pytest.mark.parametrize(
@@ -115,10 +113,10 @@ def test_from_ranks_and_from_lists_agree():
         ([1, 2], [1, 1], 2, "twice"),
         ([1, 2], [1], 0, "k should be a whole number"),
         ([1, 2], [1], 2.5, "k should be a whole number"),
-        ([[1, 2], [2, 1]], [[1]], 2, "one each per user"),
+        ([[1, 2], [2, 1]], [[1]], 2, "both should have one per user"),
         (["a", "b"], ["a"], 2, "whole numbers"),
         ({1, 2}, [1], 2, "a set, which has no order"),
-        ([[1, 2], [2, 1]], [1, 2], 2, "one per user, too"),
+        ([[1, 2], [2, 1]], [1, 2], 2, "should also hold a list per user"),
         ([1, 2], 1, 2, "should be lists"),
         ([1, 2], [1], None, "k should be a whole number"),
     ],
@@ -155,7 +153,7 @@ def test_diversity_is_one_minus_the_mean_cosine():
     unit = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-30)
     by_hand = [1 - np.mean([unit[a] @ unit[b] for a, b in itertools.permutations(slate, 2)]) for slate in slates]
     np.testing.assert_allclose(metrics.diversity(slates, features), by_hand, atol=1e-12)
-    with pytest.raises(BachError, match="no pair"):
+    with pytest.raises(BachError, match="at least 2 items"):
         metrics.diversity(slates[:, :1], features)
-    with pytest.raises(BachError, match="without gaps"):
+    with pytest.raises(BachError, match="without padding"):
         metrics.coverage(np.array([[1, -1]]), 5)

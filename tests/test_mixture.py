@@ -189,7 +189,7 @@ def test_a_second_derivative_is_refused_and_not_wrong():
         routing.all_multihead(heads, c["items"], c["positive"], TAU),
         routing.pos_multihead(heads, c["items"], c["positive"], TAU),
     ):
-        with pytest.raises(BachError, match="differentiated once; for second derivatives take its plain_ twin"):
+        with pytest.raises(BachError, match="has no second derivatives; use its plain_ reference"):
             torch.autograd.grad(loss, heads, create_graph=True)
 
 
@@ -268,26 +268,28 @@ def test_memory_does_not_grow_with_k():
 def test_errors_name_argument_expected_and_got():
     c = case()
     with pytest.raises(
-        BachError, match=r"heads should be \(B, k, d\) and items \(C, d\) with one d; got \(5, 3, 6\) and \(17, 5\)"
+        BachError, match=r"heads should be \(B, k, d\) and items \(C, d\) with the same d; got heads \(5, 3, 6\)"
     ):
         mixture.log_components(c["heads"], c["items"][:, :5], c["positive"], TAU)
-    with pytest.raises(BachError, match=r"positive should be \(5,\), a candidate per row; got \(4,\)"):
+    with pytest.raises(BachError, match=r"positive should be \(5,\), one candidate per row; got \(4,\)"):
         mixture.log_components(c["heads"], c["items"], c["positive"][:4], TAU)
-    with pytest.raises(BachError, match=r"positive should be rows 0 … 16 of the candidates; got 17"):
+    with pytest.raises(BachError, match=r"positive should be row numbers 0 … 16 of items; got 17"):
         mixture.log_components(c["heads"], c["items"], c["positive"] + 17, TAU)
     with pytest.raises(BachError, match=r"ids should be \(17,\), the item of each candidate; got \(3,\)"):
         mixture.log_components(c["heads"], c["items"], c["positive"], TAU, c["ids"][:3])
     for function in (mixture.loss, mixture.plain_loss):
         wrong = {**c, "tau": TAU}
-        with pytest.raises(BachError, match=r"positive should be rows 0 … 16 of the candidates; got -1"):
+        with pytest.raises(BachError, match=r"positive should be row numbers 0 … 16 of items; got -1"):
             function(**{**wrong, "positive": c["positive"] - 1})
         with pytest.raises(BachError, match=r"positive should be \(5,\)"):
             function(**{**wrong, "positive": c["positive"][:1]})
         with pytest.raises(BachError, match=r"tau should be a positive number; got -0\.07"):
             function(**{**wrong, "tau": -0.07})
-        with pytest.raises(BachError, match="should not be empty"):
+        with pytest.raises(BachError, match="at least one row, head and candidate"):
             function(**{**wrong, "heads": c["heads"][:, :0]})
-    with pytest.raises(BachError, match=r"kappa and heads should fit together; got kappa \(5,\), heads \(5, 3\)"):
+    with pytest.raises(
+        BachError, match=r"kappa and heads should have the same shape; got kappa \(5,\), heads \(5, 3\)"
+    ):
         mixture.log_sigma(c["heads"], c["items"][:5], torch.ones(5).double(), KERNELS["power-spherical"])
     with pytest.raises(BachError, match=r"heads should be unit vectors: normalise them; got one of length 0\.5"):
         mixture.log_components(0.5 * c["heads"], c["items"], c["positive"], TAU)
@@ -295,7 +297,7 @@ def test_errors_name_argument_expected_and_got():
         mixture.log_components(2 * c["heads"], c["items"], c["positive"], TAU)
     with pytest.raises(
         BachError,
-        match=r"log_pi and log_sigma should fit together; got log_pi \(5, 3\), log_sigma \(5, 2\)",
+        match=r"log_pi and log_sigma should have the same shape; got log_pi \(5, 3\), log_sigma \(5, 2\)",
     ):
         mixture.responsibilities(c["log_pi"], c["log_sigma"][:, :2])
     with pytest.raises(BachError, match=r"standard has one head: heads should be \(B, 1, d\); got \(5, 3, 6\)"):

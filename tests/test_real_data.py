@@ -4,7 +4,7 @@ import pytest
 from logs import as_raw, plain_pipeline
 
 from bachlib.data import prepare
-from bachlib.data.files import find_raw
+from bachlib.data.raw import find_raw
 
 
 def numbers_of(raw, delimiter, places):

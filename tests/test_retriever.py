@@ -9,7 +9,6 @@ from serving import SMALL, made, perturbed, ranked
 from bachlib import BachError
 from bachlib.evaluate import evaluate
 from bachlib.model.methods import METHODS, build
-from bachlib.rank.ranks import earlier_items
 from bachlib.serve import Retriever, Steering, costs
 from bachlib.serve.density import brute_force
 from bachlib.train import fit
@@ -229,7 +228,7 @@ def test_vectors_that_are_not_numbers_are_refused(world):
 
 def test_a_free_pi_per_user_asks_who(world, histories):
     retriever = Retriever(perturbed(world, "p-bach", pi="table"), "exact")
-    with pytest.raises(BachError, match="say who"):
+    with pytest.raises(BachError, match="pass the users with user="):
         retriever.retrieve(histories[:2], 5)
     slate = retriever.retrieve(histories[:2], 5, user=[0, 1])
     assert not np.allclose(slate.pi[0], slate.pi[1])
@@ -337,7 +336,7 @@ def test_slates_of_a_run_are_those_of_evaluate(world, tmp_path):
     quick = {"epochs": 1, "batch_size": 256, "n_negatives": 64, "valid_every": 1}
     run = fit(build("p-bach", world, 3, **SMALL), world, quick, tmp_path, quiet=True)
     users = np.arange(world.n_users)
-    rows, items = earlier_items(world, users, "test")
+    rows, items = world.earlier(users, "test")
     earlier = [items[rows == u] for u in users]
     slate = Retriever(run).retrieve(world.history(users, "test"), 20, exclude=earlier)
     evaluated = evaluate(run, world, slate=20, quiet=True).slates

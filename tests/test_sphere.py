@@ -219,11 +219,11 @@ def test_any_shape(kernel):
         (lambda k: k.log_normalizer(torch.tensor([math.inf]), 8), "kappa should be finite and ≥ 0 everywhere; got inf"),
         (
             lambda k: k.log_density(torch.zeros(3), torch.ones(4), 8),
-            r"t and kappa should have one shape; got \(3,\) and",
+            r"t and kappa should broadcast; got \(3,\) and",
         ),
         (lambda k: k.sample(2 * torch.eye(8), torch.ones(8)), "mean should be unit vectors.*got one of length 2"),
         (lambda k: k.sample(torch.eye(8), torch.ones(3)), r"got mean \(8, 8\) and kappa \(3,\)"),
-        (lambda k: k.sample(torch.eye(8), torch.full((8,), 1e20)), "kappa should be at most 1e15 to sample from"),
+        (lambda k: k.sample(torch.eye(8), torch.full((8,), 1e20)), "kappa should be at most 1e15 for sampling"),
         (lambda k: k.log_density(torch.tensor([1.5]), torch.tensor([1.0]), 8), "t should be a cosine.*got 1.5"),
     ],
 )

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from serving import unit
 
 from bachlib import BachError
-from bachlib.evaluate.evaluation import genre_matrix
 from bachlib.model.methods import build
 from bachlib.serve import Retriever, Steering, caps, rerank
 from bachlib.serve.newcomers import FeatureGate, exemplars, pi_from_context
@@ -157,7 +156,7 @@ def test_a_context_goes_through_the_gating_tower(world):
     own = retriever.retrieve(history, 10)
     np.testing.assert_allclose(pi, own.pi, atol=1e-6)
     np.testing.assert_array_equal(retriever.retrieve([[]] * 4, 10, pi=pi, exclude=history).items, own.items)
-    with pytest.raises(BachError, match="a context is vectors"):
+    with pytest.raises(BachError, match="a context should be vectors"):
         pi_from_context(model, np.zeros((1, 2, 3)))
     with pytest.raises(BachError, match="finite numbers"):
         pi_from_context(model, np.full((1, 2, 16), np.nan))
@@ -166,7 +165,7 @@ def test_a_context_goes_through_the_gating_tower(world):
 
 
 def test_exemplars_stand_for_a_label(world):
-    member, names = genre_matrix(world) > 0, sorted({g for row in world.items["genres"] for g in row})
+    member, names = world.genres.member > 0, sorted({g for row in world.items["genres"] for g in row})
     counts = np.asarray(world.matrix("train").sum(0))[0]
     made = exemplars(member, counts, names)
     assert list(made) == names

@@ -12,9 +12,9 @@ from bachlib.data import Windows
 from bachlib.model import mixture, scoring
 from bachlib.model.extractors import Capsules, ComiRecDR, ComiRecSA, Mind, SASRec, fixed_truncated_normal, squash
 from bachlib.model.methods import build
-from bachlib.model.plain import plain_step_loss
 from bachlib.model.sphere import KERNELS
 from bachlib.model.towers import ClsTower, Codebook, ItemTower, KappaNet, ResidualCodebook
+from bachlib.model.twotower import plain_step_loss
 
 
 def tower(k=4, d=16, width=16, dropout=0.0, cls_scale=1.0, n_hist=12):
@@ -64,7 +64,7 @@ def test_padding_changes_nothing():
     padded = torch.cat([torch.randn(1, 7, 16), tokens], 1)
     padded_history = torch.cat([torch.full((1, 7), -1), history], 1)
     torch.testing.assert_close(model(tokens, history), model(padded, padded_history))
-    with pytest.raises(BachError, match="longer than n_hist = 12"):
+    with pytest.raises(BachError, match="more than n_hist = 12"):
         model(torch.randn(1, 13, 16), torch.zeros(1, 13, dtype=torch.long))
 
 

@@ -9,7 +9,8 @@ from bachlib import NotFinite
 from bachlib.model import mixture, scoring
 from bachlib.model.methods import build
 from bachlib.model.sphere import KERNELS
-from bachlib.rank.ranks import average_precision, plain_ranks, ranks, sample_users, target_ranks
+from bachlib.rank.metrics import average_precision_of_ranks
+from bachlib.rank.ranks import plain_ranks, ranks, sample_users, target_ranks
 
 
 def test_ranks_are_those_of_a_sort(world):
@@ -42,7 +43,19 @@ def test_average_precision_is_scikit_learns(world):
     ranks = np.stack([rng.choice(200, 10, replace=False) + 1 for _ in range(50)])
     for row in ranks:
         relevant = np.isin(np.arange(1, 201), row)
-        assert average_precision(row[None])[0] == pytest.approx(average_precision_score(relevant, -np.arange(200)))
+        assert average_precision_of_ranks(row[None])[0] == pytest.approx(
+            average_precision_score(relevant, -np.arange(200))
+        )
+
+
+def test_validation_has_the_bits_of_a_plain_mean():
+    """Early stopping compares AUPRC values, so their arithmetic must not change: the mean of (hits so far) / rank."""
+    rng = np.random.default_rng(1)
+    for n_items in (40, 5_000, 50_000):
+        ranks = np.stack([rng.choice(n_items, 10, replace=False) + 1 for _ in range(2_000)])
+        plain = (np.arange(1, 11) / np.sort(ranks, axis=1)).mean(axis=1)
+        np.testing.assert_array_equal(average_precision_of_ranks(ranks), plain)
+        assert average_precision_of_ranks(ranks).sum() == plain.sum()
 
 
 def test_users_are_drawn_with_the_seed(world):

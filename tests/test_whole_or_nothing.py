@@ -2,7 +2,9 @@
 
 import errno
 import json
+import os
 import resource
+import stat
 import subprocess
 import sys
 import zipfile
@@ -14,6 +16,7 @@ from logs import as_raw, my_csv, random_events, write_movielens_csv
 
 from bachlib import BachError
 from bachlib.data import Dataset, prepare
+from bachlib.files import replacing, write_table, write_text
 
 EVENTS = random_events(21, ties=False)
 MY = {"user": "who", "item": "what", "time": "when", "rating": "stars"}
@@ -32,7 +35,7 @@ def test_a_damaged_prepared_folder_is_made_anew(tmp_path):
     path = my_csv(tmp_path, EVENTS)
     prepare("csv", path, tmp_path / "o", columns=MY, min_items=40, quiet=True)
     (tmp_path / "o" / "meta.json").write_text("{")
-    with pytest.raises(BachError, match="damaged; prepare the data set anew"):
+    with pytest.raises(BachError, match="damaged; prepare the data set again"):
         Dataset.load(tmp_path / "o")
     assert prepare("csv", path, tmp_path / "o", columns=MY, min_items=40, quiet=True).n_users > 0
 
@@ -126,5 +129,27 @@ def test_a_folder_that_is_not_prepared(tmp_path):
     with pytest.raises(BachError, match=r"not a prepared data set \(it has no meta\.json\)"):
         Dataset.load(tmp_path)
     (tmp_path / "meta.json").write_text(json.dumps({"format": 0}))
-    with pytest.raises(BachError, match="has format 0, this version reads 1; prepare it anew"):
+    with pytest.raises(BachError, match="has format 0, this version reads 1; prepare it again"):
         Dataset.load(tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------------- one file
+
+
+def test_a_failed_write_keeps_the_old_file(tmp_path):
+    write_text(tmp_path / "a.txt", "old")
+    with pytest.raises(ZeroDivisionError), replacing(tmp_path / "a.txt") as partial:
+        partial.write_text("half of the n")
+        raise ZeroDivisionError
+    assert (tmp_path / "a.txt").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_content_is_on_the_disk_before_the_name(tmp_path, monkeypatch):
+    """fsync of the file, then the rename, then fsync of the folder: also after a power cut the file is whole."""
+    done = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda file: (done.append(stat.S_ISDIR(os.fstat(file).st_mode)), fsync(file)))
+    monkeypatch.setattr(os, "replace", lambda *paths: (done.append("rename"), replace(*paths)))
+    write_table(tmp_path / "a.parquet", pd.DataFrame({"x": [1]}))
+    assert done == [False, "rename", True] and len(pd.read_parquet(tmp_path / "a.parquet")) == 1

@@ -20,9 +20,9 @@ import mpmath
 import torch
 
 from bachlib import BachError
-from bachlib.data.engine import connect
+from bachlib.data.log_table import connect
 from bachlib.data.sources import SOURCES
-from bachlib.files import canonical_json, output_dir, versions, write_text
+from bachlib.files import canonical_json, output_dir, replacing, versions, write_text
 
 # shape → (goal for the ratio to a bare scan or None, goal for memory in GB)
 SHAPES = {"movielens-20m": (4.0, 3.0), "taobao": (None, 4.0)}
@@ -58,12 +58,11 @@ def write_log(shape: str, rows: int, path: Path) -> None:
         con.execute(f"CREATE TABLE users AS SELECT u, exp(0.9 * {normal}) AS w FROM range(1, {users} + 1) r(u)")
         (scale,) = con.execute(f"SELECT {rows} / sum(w) FROM users").fetchall()[0]
         con.execute(f"CREATE TABLE lengths AS SELECT u, 1 + floor(w * {scale})::INTEGER AS n FROM users ORDER BY u")
-        partial = path.with_suffix(".partial")
-        con.execute(f"""
-            COPY (SELECT {columns} FROM (SELECT {values} FROM lengths, range(n) s(j)) LIMIT {rows})
-            TO '{partial}' (FORMAT csv, HEADER {header})
-        """)
-    os.replace(partial, path)
+        with replacing(path) as partial:
+            con.execute(f"""
+                COPY (SELECT {columns} FROM (SELECT {values} FROM lengths, range(n) s(j)) LIMIT {rows})
+                TO '{partial}' (FORMAT csv, HEADER {header})
+            """)
 
 
 def scan(source_name: str, path: Path) -> None:

@@ -16,7 +16,7 @@ from bachlib.data import Dataset, Windows, planted, prepare
 from bachlib.data.download import locate
 from bachlib.files import output_dir
 from bachlib.model.methods import build
-from bachlib.model.plain import plain_step_loss
+from bachlib.model.twotower import plain_step_loss
 
 
 def data() -> Dataset:

@@ -1,6 +1,6 @@
-"""A prepared data set: sequences that load memory-mapped, and their chronological split.
+"""A prepared data set: memory-mapped sequences and their chronological split.
 
-Appendix A: a sequence of L items is a training prefix and the last 20 items, 10 for validation and 10 for test.
+Appendix A: a sequence of L items is a training prefix followed by 10 validation items and 10 test items.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from scipy import sparse
 
 from bachlib import BachError
 from bachlib.data.windows import windows_per_user
 from bachlib.params import N_HIST, N_TEST, N_VALID
 
-FORMAT = 1  # of the prepared folder; a data set of another format is prepared anew
+FORMAT = 1  # of the prepared folder; a data set of another format has to be prepared again
 FILES = {"sequences": "sequences.npy", "offsets": "offsets.npy", "users": "users.parquet", "items": "items.parquet"}
 PAD = -1
 
@@ -27,9 +27,9 @@ Split = Literal["valid", "test"]
 
 
 class Dataset:
-    """What `prepare` made. `sequence(u)` are the item ids of user u in the order of time."""
+    """The result of `prepare`. `sequence(u)` holds the item ids of user u in the order of time."""
 
-    cold: Int[np.ndarray, " U"] | None = None  # users nobody trains on; only `strict` has them
+    cold: Int[np.ndarray, " U"] | None = None  # users that are not trained on; only `strict()` sets them
 
     def __init__(self, folder: Path, meta: dict[str, Any], sequences: np.ndarray, offsets: np.ndarray):
         self.folder, self.meta, self.sequences, self.offsets = folder, meta, sequences, offsets
@@ -38,26 +38,26 @@ class Dataset:
     def load(cls, folder: str | Path) -> Dataset:
         folder = Path(folder)
         if not (folder / "meta.json").exists():
-            raise BachError(f"{folder} is not a prepared data set (it has no meta.json); make one with bach prepare")
+            raise BachError(f"{folder} is not a prepared data set (it has no meta.json); create one with bach prepare")
         try:
             meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         except ValueError:
-            raise BachError(f"{folder / 'meta.json'} is damaged; prepare the data set anew") from None
+            raise BachError(f"{folder / 'meta.json'} is damaged; prepare the data set again") from None
         if meta.get("format") != FORMAT:
-            raise BachError(f"{folder} has format {meta.get('format')}, this version reads {FORMAT}; prepare it anew")
+            raise BachError(f"{folder} has format {meta.get('format')}, this version reads {FORMAT}; prepare it again")
         return cls(folder, meta, *(np.load(folder / FILES[name], mmap_mode="r") for name in ("sequences", "offsets")))
 
     def strict(self, share: float = 0.1, seed: int = 0) -> Dataset:
-        """The same data with that share of the users, drawn with `seed`, cold.
+        """The same data in which a share of the users, drawn with `seed`, is cold.
 
-        A cold user gives no training window and is in no PureSVD table, popularity count or validation AUPRC;
-        `evaluate` looks at the cold users only.
+        Cold users are left out of the training windows, the PureSVD table, popularity counts and validation AUPRC;
+        `evaluate` measures the cold users only.
         """
         if self.cold is not None:
-            raise BachError("this data set has cold users already; take strict() of the whole one")
+            raise BachError("this data set already has cold users; call strict() on the whole data set")
         n = round(share * self.n_users) if 0 < share < 1 else 0
         if not 0 < n < self.n_users:
-            raise BachError(f"share={share}: should be between 0 and 1 and leave some users cold and some not")
+            raise BachError(f"share={share}: should be between 0 and 1, with at least one cold and one other user")
         drawn = np.sort(np.random.default_rng([seed, n]).choice(self.n_users, n, replace=False))
         strict = {"share": share, "seed": seed}
         meta = self.meta | {"content_hash": f"{self.meta['content_hash']}-cold-{n}-{seed}", "strict": strict}
@@ -68,7 +68,7 @@ class Dataset:
 
     @cached_property
     def warm(self) -> Int[np.ndarray, " U"]:
-        """Users that are trained on: all but the cold ones."""
+        """The users that are trained on: all but the cold ones."""
         return np.setdiff1d(np.arange(self.n_users), [] if self.cold is None else self.cold)
 
     def __eq__(self, other: object) -> bool:
@@ -95,32 +95,40 @@ class Dataset:
 
     @cached_property
     def users(self) -> pd.DataFrame:
-        """user (= row), raw_id, n_items."""
+        """Columns user (= row), raw_id, n_items."""
         return pd.read_parquet(self.folder / FILES["users"])
 
     @cached_property
     def items(self) -> pd.DataFrame:
-        """item (= row), raw_id, n_users who like it, title, genres (a list)."""
+        """Columns item (= row), raw_id, n_users who like it, title, genres (a list)."""
         return pd.read_parquet(self.folder / FILES["items"])
 
     @cached_property
     def truth(self) -> Truth:
-        """What was planted, in the ids of this data set; only the planted world has one."""
+        """The planted interests in the ids of this data set; only the planted world has them."""
         if not (self.folder / "truth.npz").exists():
-            raise BachError(
-                f"{self.folder.name} comes from real data: nobody knows its truth; only source 'planted' has one"
-            )
+            raise BachError(f"{self.folder.name} has no truth: only the source 'planted' has one")
         with np.load(self.folder / "truth.npz") as arrays:
             return Truth(**dict(arrays))
 
     @cached_property
     def titles(self) -> list[str]:
-        """The title of each item; one without a title is called by its number."""
+        """The title of each item; `item 7` if item 7 has none."""
         given = self.items["title"] if "title" in self.items else [None] * self.n_items
         return [f"item {i}" if pd.isna(title) else str(title) for i, title in enumerate(given)]
 
+    @cached_property
+    def genres(self) -> ItemGenres:
+        """The genres and which items have them."""
+        lists = self.items["genres"] if "genres" in self.items else pd.Series([[]] * self.n_items)
+        exploded = lists.explode().dropna()  # a row per item and genre
+        codes, names = pd.factorize(exploded, sort=True)
+        member = np.zeros((self.n_items, len(names)), np.float32)
+        member[exploded.index.to_numpy(), codes] = 1
+        return ItemGenres([str(name) for name in names], member)
+
     def sequence(self, u: int) -> Int[np.ndarray, " L"]:
-        self._known([u])
+        self.check_users([u])
         return self.sequences[self.offsets[u] : self.offsets[u + 1]]
 
     def split(self, u: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -129,16 +137,37 @@ class Dataset:
 
     def history(self, users: Int[np.ndarray, " B"], split: Split, n_hist: int = N_HIST) -> Int[np.ndarray, "B n_hist"]:
         """The last items before the validation or the test items, padded on the left with −1."""
-        users = self._known(users)
-        return self._before(users, self.lengths[users] - self._held_out(split), n_hist)
+        users = self.check_users(users)
+        return self.items_before(users, self._end(users, split), n_hist)
+
+    def items_before(
+        self, users: Int[np.ndarray, " B"], end: Int[np.ndarray, " B"], n_hist: int
+    ) -> Int[np.ndarray, "B n_hist"]:
+        """The n_hist items before position `end` of each user's sequence, padded on the left with −1."""
+        place = end[:, None] + np.arange(-n_hist, 0)
+        flat = self.offsets[users][:, None] + place
+        if place.min(initial=0) >= 0:
+            return self.sequences[flat].astype(np.int64)
+        return np.where(place >= 0, self.sequences[np.maximum(flat, 0)], PAD).astype(np.int64)
+
+    def earlier(
+        self, users: Int[np.ndarray, " B"], split: Split, last: int | None = None
+    ) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
+        """(row in `users`, item) for every item a user liked before the held-out items, or only for the `last` ones."""
+        end = self._end(self.check_users(users), split)
+        n = end if last is None else np.minimum(end, last)
+        rows = np.repeat(np.arange(len(users)), n)
+        place = np.arange(len(rows)) - np.repeat(np.cumsum(n) - n, n) + np.repeat(end - n, n)
+        return rows, np.asarray(self.sequences[self.offsets[users][rows] + place], np.int64)
 
     def targets(self, users: Int[np.ndarray, " B"], split: Split) -> Int[np.ndarray, "B 10"]:
         """The validation or the test items."""
-        at = self.offsets[self._known(users) + 1] - self._held_out(split)
+        users = self.check_users(users)
+        at = self.offsets[users] + self._end(users, split)
         return self.sequences[at[:, None] + np.arange(N_VALID if split == "valid" else N_TEST)].astype(np.int64)
 
     def matrix(self, on: Literal["train", "all"] = "train") -> sparse.csr_matrix:
-        """The binary user–item matrix of the training prefixes, or of all liked interactions (n_users, n_items).
+        """The binary user–item matrix (n_users, n_items) of the training prefixes, or of all liked interactions.
 
         Rows of cold users are empty.
         """
@@ -160,32 +189,23 @@ class Dataset:
         return {"name": self.folder.name} | {k: self.meta[k] for k in ("content_hash", "strict") if k in self.meta}
 
     def check_same(self, content_hash: str | None, what: str) -> None:
-        """Stop unless something was made with just this data, cold users and all; None: nobody knows."""
+        """Raise unless something was made with exactly this data and these cold users; None: unknown, no error."""
         if content_hash not in (None, self.meta["content_hash"]):
-            raise BachError(
-                f"{what} on other data than {self!r}: other items, other test items, or users that should be cold"
-            )
+            raise BachError(f"{what} on other data than {self!r}: the items, the test items or the cold users differ")
 
-    def _known(self, users: Int[np.ndarray, " B"]) -> Int[np.ndarray, " B"]:
+    def check_users(self, users: Int[np.ndarray, " B"]) -> Int[np.ndarray, " B"]:
+        """The users as an array; raise if one is not in the data set."""
         users = np.asarray(users)
         if len(wrong := users[(users < 0) | (users >= self.n_users)]):
-            raise BachError(f"there is no user {wrong[0]}: users are 0 … {self.n_users - 1}")
+            raise BachError(f"user {wrong[0]} does not exist: users are 0 … {self.n_users - 1}")
         return users
 
-    def _before(self, users: np.ndarray, end: np.ndarray, n_hist: int) -> np.ndarray:
-        """The n_hist items before place `end` of each user's sequence, −1 where there is none."""
-        place = end[:, None] + np.arange(-n_hist, 0)
-        flat = self.offsets[users][:, None] + place
-        if place.min(initial=0) >= 0:
-            return self.sequences[flat].astype(np.int64)
-        return np.where(place >= 0, self.sequences[np.maximum(flat, 0)], PAD).astype(np.int64)
-
-    @staticmethod
-    def _held_out(split: Split) -> int:
+    def _end(self, users: np.ndarray, split: Split) -> np.ndarray:
+        """The position of the first validation or test item in each user's sequence."""
         held_out = {"valid": N_VALID + N_TEST, "test": N_TEST}
         if split not in held_out:
             raise BachError(f"split={split!r}: should be 'valid' or 'test'")
-        return held_out[split]
+        return self.lengths[users] - held_out[split]
 
     def __repr__(self) -> str:
         cold = "" if self.cold is None else f" ({len(self.cold):,} cold)"
@@ -193,13 +213,20 @@ class Dataset:
         return f"Dataset({self.folder.name}: {counts})"
 
 
+class ItemGenres(NamedTuple):
+    """m genres, sorted by name; m = 0 if the data set has none."""
+
+    names: list[str]
+    member: Float[np.ndarray, "n_items m"]  # 1 if the item has the genre, else 0
+
+
 class Truth(NamedTuple):
-    """What the planted world knows, in the ids of the data set (m interests in D dimensions)."""
+    """The planted world's m interests in D dimensions, in the ids of the data set."""
 
     directions: np.ndarray  # (m, D) interest directions, unit
     genres: np.ndarray  # (m,) their names
     items: np.ndarray  # (n_items, D) item vectors, unit
-    item_interest: np.ndarray  # (n_items,) the interest an item belongs to, and so of every liked event with it
+    item_interest: np.ndarray  # (n_items,) the interest of an item and of every liked event with it
     popularity: np.ndarray  # (n_items,) Zipf weight of an item inside its interest
     pi: np.ndarray  # (n_users, m) π_u
     tastes: np.ndarray  # (n_users, m, D) the user's own direction inside each interest, unit

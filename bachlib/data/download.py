@@ -1,6 +1,6 @@
-"""Fetch a data set where its licence lets a program do so: progress bar, resume, checksum.
+"""Download a data set, if its licence lets a program do so: progress bar, resume, checksum.
 
-A download grows as `<file>.part`; only a complete file whose checksum is right gets its name.
+A download is written to `<file>.part`, which is renamed only when it is complete and has the right checksum.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from tqdm.auto import tqdm
 
 from bachlib import BachError
 from bachlib.data.sources import Source, find_source
-from bachlib.files import output_dir
+from bachlib.files import move_into_place, output_dir
 
 CHUNK = 1 << 20
 TIMEOUT = 30
 
 
 def locate(source_name: str) -> Path | None:
-    """The log of a data set without being told where: `BACH_DATA_DIR`, then `outputs/logs`, then the download.
+    """The path of a data set's log: in `BACH_DATA_DIR`, else in `outputs/logs`, else downloaded.
 
-    Returns None for the planted world, which needs no file; raises with directions where a person has to fetch it.
+    Returns None for the planted world, which needs no file. An error gives directions if a person has to download it.
     """
     source = find_source(source_name)
     if source_name == "planted":
         return None
     if source.archive is None:
-        raise BachError(f"source {source.name!r} is a log of your own: say where it is with --path")
+        raise BachError(f"source {source.name!r} is your own log: give its path with --path")
     if there := on_disk(source):
         return there
     if source.url is None:
@@ -41,7 +41,7 @@ def locate(source_name: str) -> Path | None:
 
 
 def on_disk(source: Source) -> Path | None:
-    """The log where it is already: in `BACH_DATA_DIR` or `outputs/logs`."""
+    """The path of a log that is in `BACH_DATA_DIR` or `outputs/logs`, else None."""
     places = [Path(os.environ["BACH_DATA_DIR"])] if os.environ.get("BACH_DATA_DIR") else []
     for place in [*places, output_dir("logs")]:
         for name in filter(None, (source.archive, source.log, source.log + ".gz")):
@@ -51,16 +51,16 @@ def on_disk(source: Source) -> Path | None:
 
 
 def directions(source: Source) -> str:
-    """Where a person gets the data set and what to do with it."""
+    """How a person gets and prepares the data set."""
     return (
         f"{source.name} has to be downloaded by hand from {source.where}; the file is called {source.archive}. "
         f"{source.note}\nThen: bach prepare --source {source.name} --path {source.archive}"
-        "   (it is read as it is, no need to unpack)"
+        "   (there is no need to unpack it)"
     )
 
 
 def fetch(url: str, target: Path, md5: str | None = None) -> Path:
-    """Download `url` to `target`, going on where an earlier try stopped; md5=None asks the server for `<url>.md5`."""
+    """Download `url` to `target`, resuming an earlier attempt; md5=None reads the checksum from `<url>.md5`."""
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def fetch(url: str, target: Path, md5: str | None = None) -> Path:
                 md5 = re.search(r"\b[0-9a-f]{32}\b", answer.read().decode()).group()
         _download(url, part)
     except (OSError, urllib.error.URLError) as error:
-        kept = f"{part.stat().st_size:,} bytes are kept and the next call goes on from there. " if part.exists() else ""
+        kept = f"{part.stat().st_size:,} bytes are kept, and the next call resumes there. " if part.exists() else ""
         raise BachError(
             f"downloading {url} stopped: {getattr(error, 'reason', error)}. {kept}"
             f"Or download it with a browser and put it at {target}"
@@ -80,8 +80,8 @@ def fetch(url: str, target: Path, md5: str | None = None) -> Path:
         found = hashlib.file_digest(stream, "md5").hexdigest()
     if found != md5:
         part.unlink()
-        raise BachError(f"{url} arrived with MD5 {found} instead of {md5}; what arrived was removed, try again")
-    os.replace(part, target)
+        raise BachError(f"{url} arrived with MD5 {found} instead of {md5} and was removed; try again")
+    move_into_place(part, target)
     return target
 
 
@@ -91,7 +91,7 @@ def _download(url: str, part: Path) -> None:
     try:
         answer = urllib.request.urlopen(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
-        if error.code == 416 and have:  # nothing left to send: the part is the whole file, or its checksum will tell
+        if error.code == 416 and have:  # nothing left to send: the part is complete, or its checksum is wrong
             return
         raise
     with answer:

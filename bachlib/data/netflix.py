@@ -6,13 +6,12 @@ import datetime
 from collections.abc import Iterator
 from pathlib import Path
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pacsv
 
 from bachlib import BachError
-from bachlib.data.rows import BadRows
+from bachlib.data.log_table import BadRows, LogTable
 
 CHUNK = 1 << 25  # bytes parsed at a time
 FIELDS = {"user": pa.int32(), "rating": pa.int8(), "time": pa.date32()}
@@ -21,7 +20,7 @@ DAY = 86_400
 LARGEST = 2**31 - 1  # of an id
 
 
-def read_netflix(con: duckdb.DuckDBPyConnection, path: Path, label: str, bad: BadRows) -> None:
+def read_netflix(log: LogTable, path: Path, label: str) -> None:
     """Append one `combined_data` file to the table `log`, in bounded memory."""
     with path.open("rb") as stream:
         first = stream.readline(200).strip()
@@ -29,94 +28,95 @@ def read_netflix(con: duckdb.DuckDBPyConnection, path: Path, label: str, bad: Ba
         raise BachError(f"{label} is empty")
     if _movie(first.decode("utf-8", errors="replace")) is None:
         raise BachError(f"{label} is not a netflix log: its first line should be a movie like '1:' and is {first!r}")
-    con.execute("CREATE TABLE IF NOT EXISTS log (user INTEGER, item INTEGER, rating FLOAT, time BIGINT)")
-    batches = pa.RecordBatchReader.from_batches(SCHEMA, _batches(path, label, bad))
-    con.register("netflix_batches", batches)
-    con.execute("INSERT INTO log SELECT * FROM netflix_batches")
-    con.unregister("netflix_batches")
-    if bad.fatal:
-        raise BachError(bad.fatal)
+    log.con.execute("CREATE TABLE IF NOT EXISTS log (user INTEGER, item INTEGER, rating FLOAT, time BIGINT)")
+    parser = _Parser(label, log.bad)
+    log.con.register("parsed", pa.RecordBatchReader.from_batches(SCHEMA, parser.chunks(path)))
+    log.con.execute("INSERT INTO log SELECT * FROM parsed")
+    log.con.unregister("parsed")
+    if parser.fatal:
+        raise BachError(parser.fatal)
 
 
-def _batches(path: Path, label: str, bad: BadRows) -> Iterator[pa.RecordBatch]:
-    movie, line, rest = None, 0, b""
-    with path.open("rb") as stream:
-        while chunk := stream.read(CHUNK):
-            cut = chunk.rfind(b"\n") + 1
-            text, rest = rest + chunk[:cut], chunk[cut:] if cut else rest + chunk
-            if cut:
-                batch, movie, line = _parse(text, movie, line, label, bad)
-                yield batch
+class _Parser:
+    """Parses a file chunk by chunk; `movie` and `line` belong to the last line it has read."""
+
+    def __init__(self, label: str, bad: BadRows):
+        self.label, self.bad = label, bad
+        self.movie, self.line = -1, 0
+        self.fatal: str | None = None  # the first bad line that makes the lines after it unreadable
+
+    def chunks(self, path: Path) -> Iterator[pa.RecordBatch]:
+        rest = b""
+        with path.open("rb") as stream:
+            while chunk := stream.read(CHUNK):
+                cut = chunk.rfind(b"\n") + 1
+                text, rest = rest + chunk[:cut], chunk[cut:] if cut else rest + chunk
+                if cut:
+                    yield self.parse(text)
         if rest.strip():
-            batch, movie, line = _parse(rest, movie, line, label, bad)
-            yield batch
+            yield self.parse(rest)
 
+    def parse(self, text: bytes) -> pa.RecordBatch:
+        """Parse whole lines. The CSV parser reports movie lines as invalid, since they have one field."""
+        odd: list[tuple[int, str]] = []
 
-def _parse(
-    text: bytes, movie: int | None, line: int, label: str, bad: BadRows
-) -> tuple[pa.RecordBatch, int | None, int]:
-    """One chunk of whole lines. Movie lines have one field instead of three, so the CSV parser hands them to us."""
-    odd: list[tuple[int, str]] = []
+        def on_odd_row(row: pacsv.InvalidRow) -> str:
+            odd.append((row.number, row.text))
+            return "skip"
 
-    def on_odd_row(row: pacsv.InvalidRow) -> str:
-        odd.append((row.number, row.text))
-        return "skip"
-
-    try:
-        table = pacsv.read_csv(
-            pa.BufferReader(text),
-            read_options=pacsv.ReadOptions(column_names=list(FIELDS), use_threads=False, block_size=len(text) + 1),
-            parse_options=pacsv.ParseOptions(
-                invalid_row_handler=on_odd_row, ignore_empty_lines=False, quote_char=False
-            ),
-            convert_options=pacsv.ConvertOptions(column_types=FIELDS, null_values=[]),
-        )
-    except pa.ArrowInvalid:
-        return _parse_slowly(text, movie, line, label, bad)
-    n_lines = table.num_rows + len(odd)
-    movies = [(number, found) for number, row in odd if (found := _movie(row)) is not None]
-    for number, row in odd:
-        if _movie(row) is None and row.strip():
-            _add_wrong(bad, row, f"{label}, line {line + number}")
-    lines = np.delete(np.arange(1, n_lines + 1), [number - 1 for number, _ in odd])  # of each row in the chunk
-    known = np.array([movie if movie is not None else -1] + [found for _, found in movies], dtype=np.int32)
-    item = known[np.searchsorted([number for number, _ in movies], lines)]
-    days = table["time"].cast(pa.int32()).to_numpy().astype(np.int64)
-    columns = [table["user"].combine_chunks(), pa.array(item), table["rating"].combine_chunks(), pa.array(days * DAY)]
-    return pa.record_batch(columns, schema=SCHEMA), int(known[-1]), line + n_lines
-
-
-def _parse_slowly(text: bytes, movie: int | None, line: int, label: str, bad: BadRows):
-    """The same line by line, for a chunk in which a field does not convert: it finds which lines those are."""
-    rows = []
-    for row in text.decode("utf-8", errors="replace").removesuffix("\n").split("\n"):
-        line += 1
-        if (found := _movie(row)) is not None:
-            movie = found
-            continue
-        if not row.strip():
-            continue
         try:
-            user, rating, date = row.split(",")
-            day = datetime.date.fromisoformat(date.strip()).toordinal() - datetime.date(1970, 1, 1).toordinal()
-            if not (0 <= int(user) <= LARGEST and 0 <= int(rating) <= 127):
-                raise ValueError("out of range")
-            rows.append((int(user), movie, int(rating), day * DAY))
-        except ValueError:
-            _add_wrong(bad, row, f"{label}, line {line}")
-    columns = list(zip(*rows, strict=True)) or [[], [], [], []]
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
-    return pa.record_batch(arrays, schema=SCHEMA), movie, line
+            table = pacsv.read_csv(
+                pa.BufferReader(text),
+                read_options=pacsv.ReadOptions(column_names=list(FIELDS), use_threads=False, block_size=len(text) + 1),
+                parse_options=pacsv.ParseOptions(
+                    invalid_row_handler=on_odd_row, ignore_empty_lines=False, quote_char=False
+                ),
+                convert_options=pacsv.ConvertOptions(column_types=FIELDS, null_values=[]),
+            )
+        except pa.ArrowInvalid:
+            return self.parse_slowly(text)
+        n_lines = table.num_rows + len(odd)
+        movies = [(number, found) for number, row in odd if (found := _movie(row)) is not None]
+        for number, row in odd:
+            if _movie(row) is None and row.strip():
+                self.add_bad(row, self.line + number)
+        lines = np.delete(np.arange(1, n_lines + 1), [number - 1 for number, _ in odd])  # of each row in the chunk
+        known = np.array([self.movie] + [found for _, found in movies], dtype=np.int32)
+        item = known[np.searchsorted([number for number, _ in movies], lines)]
+        days = table["time"].cast(pa.int32()).to_numpy().astype(np.int64)
+        user, rating = (table[name].combine_chunks() for name in ("user", "rating"))
+        self.movie, self.line = int(known[-1]), self.line + n_lines
+        return pa.record_batch([user, pa.array(item), rating, pa.array(days * DAY)], schema=SCHEMA)
+
+    def parse_slowly(self, text: bytes) -> pa.RecordBatch:
+        """Parse line by line, to find the lines whose fields do not convert."""
+        rows = []
+        for row in text.decode("utf-8", errors="replace").removesuffix("\n").split("\n"):
+            self.line += 1
+            if (found := _movie(row)) is not None:
+                self.movie = found
+                continue
+            if not row.strip():
+                continue
+            try:
+                user, rating, date = row.split(",")
+                day = datetime.date.fromisoformat(date.strip()).toordinal() - datetime.date(1970, 1, 1).toordinal()
+                if not (0 <= int(user) <= LARGEST and 0 <= int(rating) <= 127):
+                    raise ValueError("out of range")
+                rows.append((int(user), self.movie, int(rating), day * DAY))
+            except ValueError:
+                self.add_bad(row, self.line)
+        columns = list(zip(*rows, strict=True)) or [[], [], [], []]
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+        return pa.record_batch(arrays, schema=SCHEMA)
+
+    def add_bad(self, row: str, line: int) -> None:
+        where = f"{self.label}, line {line}"
+        self.bad.add(1, [f"{where}: neither 'movie:' nor 'user,rating,date': {row!r}"])
+        if "," not in row and not self.fatal:  # perhaps a movie: the next ratings would go to the movie before
+            self.fatal = f"{where}: should be a movie like '7:', to which the next ratings belong; is {row!r}"
 
 
 def _movie(row: str) -> int | None:
     name = row.strip().removesuffix(":")
     return int(name) if row.strip().endswith(":") and name.isdigit() and int(name) <= LARGEST else None
-
-
-def _add_wrong(bad: BadRows, row: str, where: str) -> None:
-    bad.add(1, [f"{where}: neither 'movie:' nor 'user,rating,date': {row!r}"])
-    if "," not in row:  # perhaps a movie: to go on would give its ratings to the movie before
-        bad.fatal = (
-            bad.fatal or f"{where}: whose are the ratings after it? It should be a movie like '7:' and is {row!r}"
-        )

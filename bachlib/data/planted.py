@@ -1,12 +1,12 @@
-"""A synthetic world with known interests: the embedded data set, written as a raw log like any other.
+"""The planted world: a synthetic data set with known interests, written as a raw log like any other.
 
 Interests are directions on the sphere. Items lie around their interest with a power-spherical density (the kernel of
-eq. 18) and have Zipf popularity. A user has proportions π_u ~ Dirichlet over the interests and an own taste, a point
-inside each interest. Sessions stay on an interest for a while; inside it the user picks items near the own taste,
-none twice. Some events are dislikes at random items and some meet an earlier item again, so that every step of the
-pipeline has something to do.
+eq. 18) and have Zipf popularity. A user has proportions π_u ~ Dirichlet over the interests and a taste, one point
+inside each interest. Sessions stay on an interest for a while; inside it the user picks items near the taste, none
+twice. Some events are dislikes of random items and some repeat an earlier item, so that every step of the pipeline has
+something to do.
 
-The truth lies beside the log in `truth.npz`, so that a model can be asked how well it recovers it.
+The truth lies beside the log in `truth.npz`, to measure how well a model recovers it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bachlib.params import WorldParams, validated
 START = 1_704_067_200  # 2024-01-01 UTC
 MINUTE, DAY = 60, 86_400
 
-# a genre per interest, and what its titles are about
+# genre of each interest → the nouns of its titles
 GENRES = {
     "Heist": "Vault Getaway Safe Alibi Diamond Forger Blueprint Crew Lookout Ransom Tunnel Decoy",
     "Space Opera": "Nebula Starship Comet Orbit Admiral Moon Wormhole Colony Signal Drone Supernova Airlock",
@@ -53,7 +53,7 @@ ADJECTIVES = """
 def write_world(folder: str | Path | None = None, **params: Any) -> Path:
     """Write the raw log, the item table and the truth of a planted world; returns the folder.
 
-    Without a folder it goes to `outputs/logs/planted-<hash>`; a world that is there already is not made again.
+    The default folder is `outputs/logs/planted-<hash>`. If the folder already holds this world, nothing is written.
     """
     chosen = validated(WorldParams, params, "planted world")
     folder = Path(folder) if folder is not None else output_dir("logs", f"planted-{short_hash(chosen.model_dump())}")
@@ -73,7 +73,7 @@ def write_world(folder: str | Path | None = None, **params: Any) -> Path:
 
 
 def _plant(params: WorldParams, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Directions, items and users: everything that is fixed before anybody watches anything."""
+    """Directions, items and users: everything that is fixed before the first event."""
     m, d = params.n_interests, params.d
     directions = unit(rng.normal(size=(m, d)))
     item_interest = rng.permutation(np.arange(params.n_items) % m)
@@ -138,7 +138,7 @@ def _live(params: WorldParams, world: dict[str, np.ndarray], rng: np.random.Gene
 
 
 def sessions(pi: np.ndarray, stickiness: float, n: int, rng: np.random.Generator) -> np.ndarray:
-    """The interest of each of n events: stay with probability `stickiness`, else draw anew from π_u."""
+    """The interest of each of n events: stay with probability `stickiness`, else draw from π_u again."""
     drawn = rng.choice(len(pi), size=n, p=pi / pi.sum(dtype=np.float64))
     moves = rng.random(n) >= stickiness
     moves[0] = True
@@ -148,8 +148,11 @@ def sessions(pi: np.ndarray, stickiness: float, n: int, rng: np.random.Generator
 def _favourites(
     params: WorldParams, world, u: int, r: int, members: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
-    """The interest's items in the order in which this user meets them: drawn one after the other without replacement,
-    each with probability ∝ popularity · ((1 + cos) / 2)^κ around the user's taste (Gumbel's trick)."""
+    """The interest's items in the order in which this user meets them.
+
+    They are drawn without replacement, each with probability ∝ popularity · ((1 + cos) / 2)^κ around the user's taste
+    (Gumbel's trick).
+    """
     kappa = np.log(0.5) / np.log((1 + np.cos(params.taste)) / 2)
     cosine = world["items"][members] @ world["tastes"][u, r]
     weight = np.log(world["popularity"][members]) + kappa * np.log(np.clip((1 + cosine) / 2, 1e-30, None))
@@ -210,14 +213,8 @@ def align_truth(world: Path, prepared: Path) -> None:
         raise BachError(f"{world} is not a planted world (it has no truth.npz); write one with planted.write_world()")
     user = index_of(pd.read_parquet(prepared / "users.parquet")["raw_id"])
     item = index_of(pd.read_parquet(prepared / "items.parquet")["raw_id"])
+    every = slice(None)
+    rows = {"directions": every, "genres": every, "items": item, "item_interest": item, "popularity": item}
+    rows |= {"pi": user, "tastes": user}
     with np.load(world / "truth.npz") as truth:
-        np.savez(
-            prepared / "truth.npz",
-            directions=truth["directions"],
-            genres=truth["genres"],
-            items=truth["items"][item],
-            item_interest=truth["item_interest"][item],
-            popularity=truth["popularity"][item],
-            pi=truth["pi"][user],
-            tastes=truth["tastes"][user],
-        )
+        np.savez(prepared / "truth.npz", **{name: truth[name][row] for name, row in rows.items()})

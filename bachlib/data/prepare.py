@@ -1,18 +1,19 @@
 """The paper's pipeline (appendix A): from a raw log to per-user chronological sequences of liked items.
 
-    liked rule → unique items in first-interaction order → the most frequent items → users with enough items
-    → at most so many users → contiguous ids
+    liked events → unique items in first-interaction order → the most frequent items → users with enough items
+    → at most `max_users` users → contiguous ids
 
-as one sequence of SQL steps on DuckDB, which spills to disk where memory ends. The chronological split (the last
-20 items of a sequence are 10 validation and 10 test items) is index arithmetic on the result: see `dataset`.
+The steps are SQL on DuckDB, which moves to the disk what does not fit into memory. The chronological split (the last 20
+items of a sequence are 10 validation and 10 test items) is index arithmetic on the result: see `dataset`.
 
-Departures from the paper: none in the defaults; `ties` and `on_bad_rows` say what the paper leaves open.
+The defaults follow the paper; `ties` and `on_bad_rows` decide what the paper leaves open.
 """
 
 from __future__ import annotations
 
 import errno
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,10 +26,9 @@ import pyarrow as pa
 from bachlib import BachError
 from bachlib.data import planted
 from bachlib.data.dataset import FORMAT, Dataset
-from bachlib.data.engine import connect
-from bachlib.data.files import RawFile, beside, find_raw, fingerprint
-from bachlib.data.logs import read_log
-from bachlib.data.rows import BadRows
+from bachlib.data.log_table import LogTable, connect
+from bachlib.data.raw import RawFile, beside, find_raw, fingerprint
+from bachlib.data.readers import read_log
 from bachlib.data.sources import Source, find_source
 from bachlib.data.store import content_hash, read_meta, write_items, write_sequences, write_users
 from bachlib.data.windows import windows_per_user
@@ -37,8 +37,8 @@ from bachlib.params import MIN_ITEMS, PrepareParams, validated
 
 Say = Callable[[str], None]
 
-# (time, place in the log) as one number, so that a plain min() finds the first interaction and ties keep log order;
-# 2⁴⁰ rows are room enough
+# (time, row of the log) as one number, so that a plain min() finds the first interaction and ties keep log order;
+# 2⁴⁰ rows are enough
 FIRST = "min(time::HUGEINT * 1099511627776 + log.rowid)"
 ORDER = {"log": "first", "item": "first >> 40, items.id"}
 
@@ -55,8 +55,8 @@ def prepare(
 ) -> Dataset:
     """Prepare a raw log and open the result; a second call with the same input and parameters only opens it.
 
-    source: see `bachlib.data.sources`; path: file, folder or zip (None: the default planted world);
-    out: the folder to make (None: `outputs/data/<source>`); memory, threads: what DuckDB may use;
+    source: a name in `bachlib.data.sources`; path: file, folder or zip (None: the default planted world);
+    out: the folder to create (None: `outputs/data/<source>`); memory, threads: limits for DuckDB;
     params: the fields of `bachlib.params.PrepareParams`.
     """
     kind = find_source(source)
@@ -82,31 +82,16 @@ def prepare(
         if _is_prepared(out, identity, say):
             say(f"{out.name}: already prepared with this input and these parameters")
         else:
-            _make(out, identity, kind, raws, titles, chosen, memory, threads, say)
+            with whole_folder(out) as folder:
+                with connect(memory, folder / "spill", threads) as con:
+                    meta = _pipeline(con, kind, raws, titles, chosen, folder, say)
+                for scratch in ("spill", "unpacked"):
+                    shutil.rmtree(folder / scratch, ignore_errors=True)
+                if source == "planted":
+                    planted.align_truth(raws[0].path.parent, folder)
+                meta = identity | meta | {"content_hash": content_hash(folder)}
+                (folder / "meta.json").write_text(canonical_json(meta), encoding="utf-8")
     return Dataset.load(out)
-
-
-def _make(
-    out: Path,
-    identity: dict[str, Any],
-    source: Source,
-    raws: list[RawFile],
-    titles: RawFile | None,
-    params: PrepareParams,
-    memory: str,
-    threads: int | None,
-    say: Say,
-) -> None:
-    """Fill a new folder and put it in the place of `out`."""
-    with whole_folder(out) as folder:
-        with connect(memory, folder / "spill", threads) as con:
-            meta = _pipeline(con, source, raws, titles, params, folder, say)
-        for scratch in (folder / "spill", folder / "unpacked"):
-            _remove(scratch)
-        if source.name == "planted":
-            planted.align_truth(raws[0].path.parent, folder)
-        meta = identity | meta | {"content_hash": content_hash(folder)}
-        (folder / "meta.json").write_text(canonical_json(meta), encoding="utf-8")
 
 
 def _pipeline(
@@ -118,20 +103,20 @@ def _pipeline(
     folder: Path,
     say: Say,
 ) -> dict[str, Any]:
-    """Every step of appendix A, in its order; each reports what it left."""
-
-    def one(query: str) -> tuple[Any, ...]:
-        return con.execute(query).fetchall()[0]
-
-    steps = Steps(say)
-    bad = read_log(con, source, raws, params, folder / "unpacked")
-    _judge(bad, params, say)
+    """Every step of appendix A, in its order; each reports how many rows, users and items remain."""
+    steps, log = Steps(say), LogTable(con, params)
+    read_log(log, source, raws, folder / "unpacked")
+    bad, one = log.bad, log.one
+    if bad.count and params.on_bad_rows == "stop":
+        raise BachError(f"the log has unreadable rows (on_bad_rows='skip' leaves them out and counts them):\n{bad}")
+    if bad.count:
+        say(f"left out {bad.count:,} unreadable rows:\n{bad}")
     described = con.execute("SELECT column_name, data_type FROM duckdb_columns() WHERE table_name = 'log'").fetchall()
     columns = dict(described)
     rated = "rating" in columns
     liked = f"rating >= {params.min_rating}::{columns['rating']}" if rated else "true"
 
-    # the raw log and 1. the liked rule, counted together: one sweep over users, one over items
+    # the raw log and 1. liked events, counted together: one scan by user, one by item
     for table, column in (("by_user", "user"), ("by_item", "item")):
         con.execute(f"""
             CREATE TABLE {table} AS
@@ -146,8 +131,8 @@ def _pipeline(
     if not rows:
         low, high = one("SELECT min(rating), max(rating) FROM log")
         raise BachError(
-            f"no event has a rating of {params.min_rating:g} or more: ratings go from {low:g} to {high:g}; "
-            "lower min_rating"
+            f"no event has a rating of at least min_rating={params.min_rating:g}: the ratings go from {low:g} to "
+            f"{high:g}; lower min_rating"
         )
 
     # 2. unique items per user, each at its first interaction
@@ -176,13 +161,13 @@ def _pipeline(
         lower = [f"min_items (to no less than {MIN_ITEMS})"] * (params.min_items > MIN_ITEMS) + ["min_rating"] * rated
         raise BachError(
             f"no user has {params.min_items} liked items: the longest sequence has {longest}. "
-            + (f"Lower {' or '.join(lower)}" if lower else f"Fewer than {MIN_ITEMS} do not make a training window")
+            + (f"Lower {' or '.join(lower)}" if lower else f"A training window needs at least {MIN_ITEMS}")
         )
     _keep(con, qualified)
     kept = "SELECT sum(n), count(*), (SELECT count(*) FROM items) FROM users"
     steps.add(f"users with ≥ {params.min_items} items", *one(kept))
 
-    # 5. at most so many of them
+    # 5. at most max_users of them
     if qualified.num_rows > params.max_users:
         drawn = np.random.default_rng(params.seed).choice(qualified.num_rows, params.max_users, replace=False)
         _keep(con, qualified.take(np.sort(drawn)))
@@ -199,7 +184,7 @@ def _pipeline(
 
 
 class Steps:
-    """What each step left of the log, said as it happens and kept for `meta.json`."""
+    """What remains of the log after each step: printed at once and kept for `meta.json`."""
 
     def __init__(self, say: Say):
         self.say, self.done = say, []
@@ -211,15 +196,8 @@ class Steps:
         self.say(f"{name:<28}" + "".join(f"{n:>13,} {what}" for what, n in left.items()))
 
 
-def _judge(bad: BadRows, params: PrepareParams, say: Say) -> None:
-    if bad.count and params.on_bad_rows == "stop":
-        raise BachError(f"rows that cannot be read (on_bad_rows='skip' leaves them out and counts them):\n{bad}")
-    if bad.count:
-        say(f"left out {bad.count:,} rows that cannot be read:\n{bad}")
-
-
 def _keep(con: duckdb.DuckDBPyConnection, users: pa.Table) -> None:
-    """Tables `users` and `items`: who and what stays, with counts and contiguous ids in the order of the raw ids."""
+    """Create the tables `users` and `items` that stay, with counts and contiguous ids in the order of the raw ids."""
     con.register("kept", users.append_column("id", pa.array(np.arange(users.num_rows), pa.int32())))
     con.execute("CREATE OR REPLACE TABLE users AS SELECT * FROM kept")
     con.unregister("kept")
@@ -230,9 +208,6 @@ def _keep(con: duckdb.DuckDBPyConnection, users: pa.Table) -> None:
     """)
 
 
-# ------------------------------------------------------------------------------------- complete or not at all
-
-
 def _is_prepared(out: Path, identity: dict[str, Any], say: Say) -> bool:
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return False
@@ -241,23 +216,16 @@ def _is_prepared(out: Path, identity: dict[str, Any], say: Say) -> bool:
     meta = read_meta(out) or {}
     different = [key for key, value in identity.items() if meta.get(key) != value]
     if different:
-        say(f"{out.name}: was prepared with other {' and '.join(different)} and is replaced")
+        say(f"{out.name}: replaced, because its {' and '.join(different)} differ")
     return not different
-
-
-def _remove(folder: Path) -> None:
-    if folder.exists():
-        for path in folder.iterdir():
-            path.unlink()
-        folder.rmdir()
 
 
 @contextmanager
 def _clear_errors(out: Path) -> Iterator[None]:
-    """Turn what the disk, the memory limit and the engine say into what the user can do."""
+    """Turn errors of the disk, of memory and of DuckDB into advice."""
     no_space = (
         f"no disk space left while preparing {out.name}; nothing was kept. "
-        "Free some, or move the outputs with BACH_OUTPUT_DIR"
+        "Free some space, or move the outputs with BACH_OUTPUT_DIR"
     )
     try:
         yield
@@ -265,15 +233,15 @@ def _clear_errors(out: Path) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise BachError(no_space) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
-            raise BachError(f"{out} cannot be written ({error.strerror}); choose another place") from error
+            raise BachError(f"{out} cannot be written ({error.strerror}); choose another out=") from error
         raise
     except duckdb.OutOfMemoryException as error:
-        raise BachError(f"the log does not fit: raise memory= ({str(error).splitlines()[0]})") from error
+        raise BachError(f"the log does not fit into memory: raise memory= ({str(error).splitlines()[0]})") from error
     except duckdb.Error as error:
         if isinstance(error, duckdb.IOException) and re.search("space|too large", str(error), re.IGNORECASE):
             raise BachError(no_space) from error
         raise BachError(f"preparing {out.name} failed: {str(error).splitlines()[0]}") from error
     except RuntimeError as error:
-        if "interrupted" in str(error):  # what DuckDB makes of Ctrl-C
+        if "interrupted" in str(error):  # DuckDB turns Ctrl-C into this
             raise KeyboardInterrupt from error
         raise

@@ -1,116 +1,156 @@
-"""The data sets we know: what their authors call the files, how a line looks, where to get them (appendix A).
+"""The data sets we know (appendix A): names of their files, the format of a line, item titles, where to get them.
 
-Each source says which file is the log and which one names the items; `prepare` accepts that file plain, gzipped,
-inside the authors' zip, or a folder that holds any of these.
+A source names the file of the log and the file that describes the items. `prepare` accepts the log as a plain file,
+gzipped, inside the authors' zip, or in a folder that holds any of these.
 """
 
 from __future__ import annotations
 
+import csv
+import io
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
 
 from bachlib import BachError
-
-GROUPLENS = "https://files.grouplens.org/datasets/movielens/"
+from bachlib.data.raw import RawFile
 
 
 @dataclass(frozen=True)
 class Source:
-    """One kind of raw log. `columns` are its fields in file order, with the type each must have."""
+    """One kind of raw log."""
 
     name: str
     log: str  # file name of the log, a glob
-    columns: dict[str, str] | None = None  # None: the user names the columns
+    columns: dict[str, str] | None = None  # field → SQL type, in file order; None: the user names the columns
     delimiter: str = ","
-    header: tuple[str, ...] | None = None  # the first line, where the authors write one
+    header: tuple[str, ...] | None = None  # the first line, if the authors write one
     items: str | None = None  # file name of the item table
-    archive: str | None = None  # what the authors call the download
-    where: str | None = None  # the page a person goes to
-    url: str | None = None  # set where the licence lets a program fetch it
-    md5: str | None = None  # of the archive; None with a url: the authors publish it beside the file
+    archive: str | None = None  # file name of the download
+    where: str | None = None  # page for a person
+    url: str | None = None  # only if the licence lets a program download it
+    md5: str | None = None  # of the archive; None with a url: the authors publish it as <url>.md5
     note: str = ""
 
 
 RATING = {"user": "INTEGER", "item": "INTEGER", "rating": "FLOAT", "time": "BIGINT"}
-TAOBAO = {
-    "user": "INTEGER",
-    "item": "INTEGER",
-    "genre": "INTEGER",
-    "behavior": "ENUM('pv','buy','cart','fav')",
-    "time": "BIGINT",
-}
-LICENCE = "For research; it may not be redistributed (see the README in the archive)."
+BEHAVIOR = "ENUM('pv','buy','cart','fav')"
+TAOBAO = {"user": "INTEGER", "item": "INTEGER", "genre": "INTEGER", "behavior": BEHAVIOR, "time": "BIGINT"}
+BY_HAND = "The download needs a (free) {} account, so a person has to fetch it."
 
 
-def _movielens_csv(name: str, archive: str, md5: str | None) -> Source:
+def _movielens(name: str, archive: str, md5: str | None, page: str = "", **format: Any) -> Source:
+    if not format:
+        header = ("userId", "movieId", "rating", "timestamp")
+        format = {"log": "ratings.csv", "header": header, "items": "movies.csv"}
     return Source(
         name=name,
-        log="ratings.csv",
         columns=RATING,
-        header=("userId", "movieId", "rating", "timestamp"),
-        items="movies.csv",
         archive=archive,
-        where="https://grouplens.org/datasets/movielens/",
-        url=GROUPLENS + archive,
+        where=f"https://grouplens.org/datasets/movielens/{page}",
+        url=f"https://files.grouplens.org/datasets/movielens/{archive}",
         md5=md5,
-        note=LICENCE,
+        note="For research; it may not be redistributed (see the README in the archive).",
+        **format,
     )
 
 
 SOURCES: dict[str, Source] = {
     source.name: source
     for source in [
-        _movielens_csv("movielens-20m", "ml-20m.zip", "cd245b17a1ae2cc31bb14903e1204af3"),
-        _movielens_csv("movielens-25m", "ml-25m.zip", "6b51fb2759a8657d3bfcbfc42b592ada"),
-        _movielens_csv("movielens-latest", "ml-latest.zip", None),
-        _movielens_csv("movielens-latest-small", "ml-latest-small.zip", None),
-        Source(
-            name="movielens-1m",
-            log="ratings.dat",
-            columns=RATING,
-            delimiter="::",
-            items="movies.dat",
-            archive="ml-1m.zip",
-            where="https://grouplens.org/datasets/movielens/1m/",
-            url=GROUPLENS + "ml-1m.zip",
-            md5="c4d9eecfca2ab87c1945afe126590906",
-            note=LICENCE,
+        _movielens("movielens-20m", "ml-20m.zip", "cd245b17a1ae2cc31bb14903e1204af3"),
+        _movielens("movielens-25m", "ml-25m.zip", "6b51fb2759a8657d3bfcbfc42b592ada"),
+        _movielens("movielens-latest", "ml-latest.zip", None),
+        _movielens("movielens-latest-small", "ml-latest-small.zip", None),
+        _movielens(
+            "movielens-1m", "ml-1m.zip", "c4d9eecfca2ab87c1945afe126590906", "1m/",
+            log="ratings.dat", delimiter="::", items="movies.dat",
+        ),
+        _movielens(
+            "movielens-100k", "ml-100k.zip", "0e33842e24a9c977be4e0107933c0723", "100k/",
+            log="u.data", delimiter="\t", items="u.item",
         ),
         Source(
-            name="movielens-100k",
-            log="u.data",
-            columns=RATING,
-            delimiter="\t",
-            items="u.item",
-            archive="ml-100k.zip",
-            where="https://grouplens.org/datasets/movielens/100k/",
-            url=GROUPLENS + "ml-100k.zip",
-            md5="0e33842e24a9c977be4e0107933c0723",
-            note=LICENCE,
+            "taobao", "UserBehavior*.csv", TAOBAO, archive="UserBehavior.csv.zip",
+            where="https://tianchi.aliyun.com/dataset/649", note=BY_HAND.format("Tianchi"),
         ),
         Source(
-            name="taobao",
-            log="UserBehavior*.csv",
-            columns=TAOBAO,
-            archive="UserBehavior.csv.zip",
-            where="https://tianchi.aliyun.com/dataset/649",
-            note="The download needs a (free) Tianchi account, so a person has to fetch it.",
+            "netflix", "combined_data_*.txt", items="movie_titles.csv", archive="archive.zip",
+            where="https://www.kaggle.com/datasets/netflix-inc/netflix-prize-data", note=BY_HAND.format("Kaggle"),
         ),
-        Source(
-            name="netflix",
-            log="combined_data_*.txt",
-            items="movie_titles.csv",
-            archive="archive.zip",
-            where="https://www.kaggle.com/datasets/netflix-inc/netflix-prize-data",
-            note="The download needs a (free) Kaggle account, so a person has to fetch it.",
-        ),
-        Source(name="planted", log="log.csv", items="items.csv"),
-        Source(name="csv", log="*.csv"),
-        Source(name="parquet", log="*.parquet"),
+        Source("planted", "log.csv", items="items.csv"),
+        Source("csv", "*.csv"),
+        Source("parquet", "*.parquet"),
     ]
-}
+}  # fmt: skip
 
 
 def find_source(name: str) -> Source:
     if name not in SOURCES:
-        raise BachError(f"source {name!r} is not known; there are {', '.join(SOURCES)}")
+        raise BachError(f"source {name!r} is unknown; the sources are {', '.join(SOURCES)}")
     return SOURCES[name]
+
+
+# ----------------------------------------------------------------------------------------- item titles and genres
+
+Row = tuple[str, str, list[str]]  # raw id, title, genres
+
+ML100K_GENRES = """
+    unknown Action Adventure Animation Children's Comedy Crime Documentary Drama Fantasy Film-Noir Horror
+    Musical Mystery Romance Sci-Fi Thriller War Western
+""".split()
+
+
+def _from_csv(text: str, item: str, genres: str) -> Iterator[Row]:
+    for row in csv.DictReader(io.StringIO(text)):
+        yield row[item], row["title"], split_genres(row[genres])
+
+
+def _movies_dat(text: str) -> Iterator[Row]:
+    for line in _lines(text):
+        item, title, genres = line.split("::")
+        yield item, title, split_genres(genres)
+
+
+def _u_item(text: str) -> Iterator[Row]:
+    for line in _lines(text):
+        item, title, _released, _video, _url, *flags = line.split("|")
+        yield item, title, [genre for genre, flag in zip(ML100K_GENRES, flags, strict=True) if flag == "1"]
+
+
+def _netflix(text: str) -> Iterator[Row]:
+    for line in _lines(text):
+        item, year, title = line.split(",", 2)  # titles hold commas and are not quoted
+        yield item, f"{title} ({year})" if year != "NULL" else title, []
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip("\r") for line in text.split("\n") if line.strip()]  # splitlines() would cut at \x85 too
+
+
+def split_genres(genres: str) -> list[str]:
+    """`A|B` as a list."""
+    return [] if genres == "(no genres listed)" else [genre for genre in genres.split("|") if genre]
+
+
+TITLES = {  # file name of the item table → its reader and encoding
+    "movies.csv": (lambda text: _from_csv(text, "movieId", "genres"), "utf-8-sig"),
+    "movies.dat": (_movies_dat, "latin-1"),
+    "u.item": (_u_item, "latin-1"),
+    "movie_titles.csv": (_netflix, "latin-1"),
+    "items.csv": (lambda text: _from_csv(text, "item", "genre"), "utf-8"),
+}
+
+
+def read_titles(raw: RawFile, kind: str) -> pd.DataFrame:
+    """raw_id (as text), title and genres of every item in the table."""
+    reader, encoding = TITLES[kind]
+    with raw.open() as stream:
+        content = stream.read()
+    try:
+        rows = list(reader(content.decode(encoding)))
+    except (ValueError, KeyError) as error:
+        raise BachError(f"{raw.label} is not in the format of the authors' {kind}: {error}") from None
+    return pd.DataFrame(rows, columns=["raw_id", "title", "genres"])

@@ -1,4 +1,4 @@
-"""The files of a prepared data set: written once by `prepare`, opened by `Dataset`. Same content, same bytes."""
+"""Write the files of a prepared data set; `Dataset` opens them. The same content gives the same bytes."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bachlib.data.dataset import FILES
-from bachlib.data.files import RawFile
-from bachlib.data.titles import read_titles, split_genres
+from bachlib.data.raw import RawFile
+from bachlib.data.sources import read_titles, split_genres
 
 
 def write_sequences(con: duckdb.DuckDBPyConnection, folder: Path, order: str) -> int:
-    """`sequences.npy`: the item ids of all users, one sequence after the other, streamed from the sorted query."""
+    """`sequences.npy`: the item ids of all users, user after user, streamed from the sorted query."""
     (n_events,) = con.execute("SELECT sum(n)::BIGINT FROM users").fetchall()[0]
     flat = np.lib.format.open_memmap(folder / FILES["sequences"], mode="w+", dtype=np.int32, shape=(n_events,))
     at = 0
-    for batch in con.sql(f"""
+    for part in con.sql(f"""
         SELECT items.id FROM firsts JOIN users USING (user) JOIN items USING (item) ORDER BY users.id, {order}
     """).to_arrow_reader(1_000_000):
-        flat[at : at + batch.num_rows] = batch.column(0).to_numpy()
-        at += batch.num_rows
+        flat[at : at + part.num_rows] = part.column(0).to_numpy()
+        at += part.num_rows
     flat.flush()
     return n_events
 
@@ -44,7 +44,7 @@ def write_users(con: duckdb.DuckDBPyConnection, folder: Path) -> np.ndarray:
 def write_items(
     con: duckdb.DuckDBPyConnection, folder: Path, titles: RawFile | None, kind: str | None, columns: dict[str, str]
 ) -> None:
-    """`items.parquet`: id, raw id, how many users like it, and its title and genres where the data set has them."""
+    """`items.parquet`: id, raw id, number of users who like it, and its title and genres if the data set has them."""
     items = con.sql("SELECT id AS item, item AS raw_id, n::INTEGER AS n_users FROM items ORDER BY id").to_arrow_table()
     named = pd.DataFrame({"raw_id": [str(raw) for raw in items["raw_id"].to_pylist()]})
     if titles:
@@ -62,7 +62,7 @@ def write_items(
 
 
 def _first_mention(con: duckdb.DuckDBPyConnection, column: str) -> pd.Series:
-    """What the log itself says of an item where it first names it, for every kept item."""
+    """For every kept item, the first non-empty value of this column in the log."""
     return con.sql(f"""
         SELECT arg_min(log.{column}, log.rowid) FILTER (log.{column}::VARCHAR <> '') AS said
         FROM items LEFT JOIN log USING (item) GROUP BY id ORDER BY id
@@ -70,7 +70,7 @@ def _first_mention(con: duckdb.DuckDBPyConnection, column: str) -> pd.Series:
 
 
 def read_meta(folder: Path) -> dict[str, Any] | None:
-    """What a prepared folder says of itself; None where it is not one, or not a complete one."""
+    """`meta.json` of a prepared folder; None if the folder is damaged or incomplete."""
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

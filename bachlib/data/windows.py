@@ -1,9 +1,9 @@
-"""The training windows (appendix A), and the sampler that draws them.
+"""The training windows (appendix A) and their sampler.
 
-Stride-1 windows of a training prefix in which 50 items predict one of the next 10, so a user with L ≥ 80 items has
+A window is 50 items of a training prefix that predict one of the next 10, with stride 1: a user with L ≥ 80 items has
 L − 79 windows. Windows are index arithmetic on the flat array of all sequences and are never stored.
 
-Where `min_items` was lowered, a user too short for a full window gives one, padded on the left with −1.
+If `min_items` was lowered, a user too short for a full window gives one window, padded on the left with −1.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Int
 
 from bachlib import BachError
+from bachlib.files import differences
 from bachlib.params import N_HIST, N_NEXT, N_TEST, N_VALID
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 def windows_per_user(
     lengths: Int[np.ndarray, " n"], n_hist: int = N_HIST, n_next: int = N_NEXT
 ) -> Int[np.ndarray, " n"]:
-    """L − 79 for the paper's 50 + 10; one padded window for a sequence too short for that."""
+    """L − 79 for the paper's 50 + 10; 1 for a sequence that is too short for a full window."""
     prefix = np.asarray(lengths) - N_VALID - N_TEST
     return np.where(prefix > n_next, np.maximum(prefix - n_hist - n_next + 1, 1), 0)
 
@@ -36,10 +37,10 @@ class Batch(NamedTuple):
 
 
 class Windows:
-    """The training windows as a sampler: shuffled anew each epoch, one target of the next ten drawn anew each epoch.
+    """Sampler of the training windows: every epoch shuffles them and draws one target of the next ten for each.
 
-    Everything an epoch draws comes from (seed, epoch), so the position is two numbers: `state_dict()` taken at any
-    batch and loaded into a new sampler goes on with the very next batch.
+    Everything an epoch draws comes from (seed, epoch), so the position is two numbers: a new sampler that loads a
+    `state_dict()` continues with the next batch.
     """
 
     def __init__(
@@ -58,25 +59,26 @@ class Windows:
             raise BachError(f"{dataset!r} has no sequence long enough for a window of {n_hist} + {n_next} items")
 
     def __len__(self) -> int:
-        """How many windows there are."""
+        """The number of windows."""
         return int(self.ends[-1])
 
     @property
     def steps_per_epoch(self) -> int:
-        """Full batches only (or a single short one): in-batch negatives want one size. What is left out changes."""
+        """Only full batches count (or a single short one). Which windows are left out changes from epoch to epoch."""
         return max(1, len(self) // self.batch_size)
 
     def window(self, index: Int[np.ndarray, " B"]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(user (B,), history (B, n_hist), next items (B, n_next)) of the windows with these numbers."""
         user = np.searchsorted(self.ends, index, side="right")
-        first = index - self.ends[user] + self.counts[user]  # place of the window among the user's own
+        first = index - self.ends[user] + self.counts[user]  # number of the window among the windows of its user
         prefix = self.dataset.lengths[user] - N_VALID - N_TEST
         end = first + np.minimum(self.n_hist, prefix - self.n_next)  # where the history ends and the next items begin
+        history = self.dataset.items_before(user, end, self.n_hist)
         following = (self.dataset.offsets[user] + end)[:, None] + np.arange(self.n_next)
-        return user, self.dataset._before(user, end, self.n_hist), self.dataset.sequences[following].astype(np.int64)
+        return user, history, self.dataset.sequences[following].astype(np.int64)
 
     def __iter__(self) -> Iterator[Batch]:
-        """The rest of the current epoch. The position moves as a batch is handed out, in the end to the next."""
+        """The rest of the current epoch. The position moves with every batch, after the last one to the next epoch."""
         epoch, steps = self.epoch, self.steps_per_epoch
         rng = np.random.default_rng([self.seed, epoch])
         order = rng.permutation(len(self)).astype(np.int64 if len(self) > 2**31 else np.int32)
@@ -91,17 +93,12 @@ class Windows:
         return {"epoch": self.epoch, "step": self.step, **self._setting()}
 
     def load_state_dict(self, state: dict[str, int | str]) -> None:
-        different = {k: (v, state.get(k)) for k, v in self._setting().items() if state.get(k) != v}
-        if different:
-            raise BachError(
-                "this position belongs to another sampler: "
-                + "; ".join(
-                    f"{name} is {ours!r} here and {theirs!r} there" for name, (ours, theirs) in different.items()
-                )
-            )
+        setting = self._setting()
+        if different := differences(setting, {name: state.get(name) for name in setting}, "here", "there"):
+            raise BachError(f"this position belongs to another sampler: {'; '.join(different)}")
         if not (state.get("epoch", -1) >= 0 and 0 <= state.get("step", -1) < self.steps_per_epoch):
             place = f"epoch {state.get('epoch')}, step {state.get('step')}"
-            raise BachError(f"there is no {place}: an epoch has {self.steps_per_epoch} steps, counted from 0")
+            raise BachError(f"{place} does not exist: an epoch has {self.steps_per_epoch} steps, counted from 0")
         self.epoch, self.step = state["epoch"], state["step"]
 
     def _setting(self) -> dict[str, int | str]:

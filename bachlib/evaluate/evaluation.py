@@ -23,7 +23,7 @@ from bachlib import BachError
 from bachlib.data.dataset import Dataset, Split
 from bachlib.files import canonical_json, short_hash, write_table, write_text
 from bachlib.rank import metrics
-from bachlib.rank.ranks import Exclude, earlier_items, ranks, sample_users, score_blocks
+from bachlib.rank.ranks import Exclude, ranks, sample_users, score_blocks
 from bachlib.train.run import Run
 
 ACCURACY = {
@@ -154,7 +154,7 @@ def slate_table(
     K = slates.shape[1]
     counts = np.asarray(dataset.matrix("train").sum(0), float)[0]
     popularity = counts / len(dataset.warm)
-    rows, items = earlier_items(dataset, users, split)
+    rows, items = dataset.earlier(users, split)
     known = np.full((len(users), int(np.bincount(rows).max())), -1)
     known[rows, np.arange(len(rows)) - np.searchsorted(rows, rows)] = items
     table = {
@@ -162,32 +162,13 @@ def slate_table(
         f"novelty@{K}": metrics.novelty(slates, popularity),
         f"popularity bias@{K}": metrics.popularity_bias(slates, popularity, known),
     }
-    genres = genre_matrix(dataset)
+    genres = dataset.genres.member
     if genres.shape[1]:
         if K > 1:
             table[f"diversity@{K}"] = metrics.diversity(slates, genres)
         wanted = genres[dataset.targets(users, split)].max(1)
         table[f"interests@{K}"] = metrics.interest_coverage(slates, genres, wanted)
     return pd.DataFrame(table, pd.Index(users, name="user"))
-
-
-def genre_matrix(dataset: Dataset) -> np.ndarray:
-    """(n_items, m) which genres an item has, 0 or 1; m = 0 where nobody said. `genre_names` has their names."""
-    exploded = _genres(dataset)
-    codes, names = pd.factorize(exploded, sort=True)
-    matrix = np.zeros((dataset.n_items, len(names)), np.float32)
-    matrix[exploded.index.to_numpy(), codes] = 1
-    return matrix
-
-
-def genre_names(dataset: Dataset) -> list[str]:
-    return [str(name) for name in pd.factorize(_genres(dataset), sort=True)[1]]
-
-
-def _genres(dataset: Dataset) -> pd.Series:
-    """A row per item and genre of it."""
-    lists = dataset.items["genres"] if "genres" in dataset.items else pd.Series([[]] * dataset.n_items)
-    return lists.explode().dropna()
 
 
 def _first(scores: torch.Tensor, k: int) -> Int[np.ndarray, "B k"]:

@@ -18,7 +18,6 @@ from scipy.cluster.vq import kmeans2
 from scipy.special import softmax
 
 from bachlib.data import Dataset
-from bachlib.evaluate.evaluation import genre_matrix, genre_names
 from bachlib.model.svd import pure_svd
 
 MIXED = "mixed"
@@ -40,7 +39,7 @@ class Genres(NamedTuple):
 
 def genres_of(dataset: Dataset) -> Genres:
     """The genres of a data set; none where its log has none."""
-    member, names = genre_matrix(dataset), genre_names(dataset)
+    names, member = dataset.genres
     count = np.asarray(dataset.matrix("train").sum(0)).ravel()
     return Genres(names, member, count @ member / max(1.0, count.sum()))
 
@@ -50,7 +49,7 @@ def topics_of(dataset: Dataset, n: int = 16) -> Genres:
 
     Clusters are spherical k-means on PureSVD rows of the training likes, so they know nothing of held-out items.
     """
-    if 0 < len(genre_names(dataset)) <= FEW:
+    if 0 < len(dataset.genres.names) <= FEW:
         return genres_of(dataset)
     rows = pure_svd(dataset, min(n, dataset.n_items - 1, dataset.n_users - 1)).items
     rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)

@@ -1,14 +1,14 @@
 """The encoders of the baselines: MIND and ComiRec-DR (capsules), ComiRec-SA, SASRec (appendix B).
 
-They follow the original code; where public re-implementations differ, a switch of `ModelParams` turns the difference
-on, so that its cost can be measured:
+They follow the original code. Where public re-implementations differ, a switch of `ModelParams` turns the difference
+on, to measure its effect:
 
     capsule_softmax="positions"    routing softmax over positions instead of interests (four popular ports)
     mind_relu                      a ReLU layer after the capsules (MIND inside ComiRec's code)
     sa_positions_in_values         ComiRec-SA pools item + position instead of item
     sasrec_norm_keys, sasrec_heads keys and values from LN(x), more attention heads (common Transformers)
 
-All run on the shared item embeddings, which are unit vectors, and their outputs are made unit by the model.
+All take the shared item embeddings, which are unit vectors; the model normalises their outputs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def squash(s: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
 
 
 class Capsules(nn.Module):
-    """Behaviour-to-interest routing, three iterations. The first ones see û without gradient, the last one with."""
+    """Behaviour-to-interest routing in a few iterations; only the last one passes gradients."""
 
     def __init__(self, k: int, iterations: int, softmax: str):
         super().__init__()
@@ -57,8 +57,8 @@ class Capsules(nn.Module):
 class Mind(Capsules):
     """One bilinear map S for all pairs; routing logits drawn from a truncated normal on every call.
 
-    In training the draw is fresh; at evaluation it is a fixed function of the history and of `draw`: set another
-    number there to see what the draw is worth.
+    In training they are random; at evaluation they are a fixed function of the history and of `draw`: set another
+    `draw` to see how much the scores depend on it.
     """
 
     def __init__(self, k: int, d: int, iterations: int = 3, softmax: str = "interests", relu: bool = False):
@@ -78,7 +78,7 @@ class Mind(Capsules):
 
 
 def fixed_truncated_normal(history: History, k: int, draw: int) -> Float[Tensor, "B k n"]:
-    """N(0, 1) cut at ±2, a hash of (history, interest, position, draw): the same everywhere and in every batch."""
+    """N(0, 1) cut at ±2, a hash of (history, interest, position, draw): the same on every machine, in every batch."""
     n = history.shape[1]
     place = torch.arange(n, 0, -1, device=history.device)  # from the right: padding changes nothing
     row = (_mixed((history + 2) * (2 * place + 1) * 0x9E3779B97F4A7C1) * (history >= 0)).sum(1)
@@ -108,7 +108,7 @@ class ComiRecDR(Capsules):
     def forward(self, tokens: Tokens, history: History) -> Float[Tensor, "B k d"]:
         B, n, _ = tokens.shape
         maps = self.maps[len(self.maps) - n :]  # the last item has the last position
-        mapped = torch.einsum("bnd,nkde->bkne", tokens, maps)  # as a broadcast this would be gigabytes
+        mapped = torch.einsum("bnd,nkde->bkne", tokens, maps)  # a broadcast would take gigabytes
         return self.route(mapped, tokens.new_zeros(B, self.k, n), history)
 
 
@@ -129,9 +129,9 @@ class ComiRecSA(nn.Module):
 
 
 class SASRec(nn.Module):
-    """Two causal blocks; the last position is the user vector, so the last block is computed for that one only.
+    """Two causal blocks; the last position is the user vector, so the last block is computed only there.
 
-    Items are scaled by √d; queries come from LN(x), which is also what the residual adds; keys and values from x.
+    Items are scaled by √d. Queries come from LN(x), which the residual also adds; keys and values come from x.
     """
 
     def __init__(self, d: int, n_hist: int, blocks: int, heads: int, p_dropout: float, norm_keys: bool = False):
@@ -148,7 +148,7 @@ class SASRec(nn.Module):
         x = tokens * math.sqrt(d) + self.positions[len(self.positions) - n :]
         x = dropout(x, self.p_dropout, self.training) * there[..., None]
         causal = torch.ones(n, n, dtype=torch.bool, device=x.device).tril()
-        seen = causal & there[:, None, :] | torch.eye(n, dtype=torch.bool, device=x.device)  # a pad sees itself
+        seen = causal & there[:, None, :] | torch.eye(n, dtype=torch.bool, device=x.device)  # padding sees itself
         for number, block in enumerate(self.blocks):
             rows = slice(-1, None) if number == len(self.blocks) - 1 and not all_rows else slice(None)
             x = block(x, seen[:, rows], rows) * there[:, rows, None]

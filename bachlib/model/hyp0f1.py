@@ -2,8 +2,8 @@
 
     I_ν(κ) = (κ/2)^ν / Γ(ν+1) · ₀F₁(; ν+1; κ²/4)
 
-One formula for all κ ≥ 0 in float64: Debye's uniform expansion at a high order, and a recurrence down to the order that
-is asked for. Nothing switches with κ, so nothing jumps; it runs on any device and can be differentiated again.
+One formula for all κ ≥ 0 in float64: Debye's uniform expansion at a high order, then a recurrence down to the wanted
+order. Nothing switches with κ, so nothing jumps. It runs on any device and has second derivatives.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def _log_series(s: Tensor, order: float) -> Tensor:
 def _log_hyp0f1_large(kappa: Tensor, order: float) -> tuple[Tensor, Tensor]:
     """(log F, log F − log F′) with F = ₀F₁(; order + 1; κ²/4), F′ = ₀F₁(; order + 2; κ²/4), for order ≥ ORDER.
 
-    Debye's uniform expansion of I_order, with s = √(order² + κ²). What is large at κ = 0 cancels by hand, so there is
-    no log κ and log F is exactly 0 there; what is large at κ → ∞ cancels by hand in the difference.
+    Debye's uniform expansion of I_order, with s = √(order² + κ²). Terms that are large at κ = 0 are cancelled by hand:
+    no log κ is left and log F is exactly 0 there. Terms that are large for κ → ∞ are cancelled in the difference.
     """
     squared, up = kappa * kappa, order + 1
     s, s_up = (order**2 + squared).sqrt(), (up**2 + squared).sqrt()
@@ -73,8 +73,8 @@ def _log_hyp0f1_large(kappa: Tensor, order: float) -> tuple[Tensor, Tensor]:
 def _log_hyp0f1(kappa: Tensor, d: int) -> tuple[Tensor, Tensor]:
     """(log F_b, R_b) with F_b = ₀F₁(; b; κ²/4), b = d/2, R_b = F_b / F_{b+1}.
 
-    F_b = F_{b+1} + z/(b(b+1)) F_{b+2} with z = κ²/4 gives R_b = 1 + z/(b(b+1)) / R_{b+1}: from a b that is large enough
-    for Debye's expansion the recurrence walks down to the b that is asked for. How many steps depends on d alone.
+    F_b = F_{b+1} + z/(b(b+1)) F_{b+2} with z = κ²/4 gives R_b = 1 + z/(b(b+1)) / R_{b+1}: the recurrence starts at a b
+    that is large enough for Debye's expansion and goes down to d/2. The number of steps depends on d alone.
     """
     b = d / 2
     steps = max(0, math.ceil(ORDER + 1 - b))
@@ -119,7 +119,7 @@ class MeanResultant(torch.autograd.Function):
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
         kappa, resultant, ratio = ctx.saved_tensors
         per_kappa = 1 / (ctx.d * ratio)
-        if torch.is_grad_enabled():  # somebody will differentiate this again
+        if torch.is_grad_enabled():  # this will be differentiated again
             resultant = MeanResultant.apply(kappa, ctx.d, ratio)
             per_kappa = torch.where(kappa > 1e-4, resultant / kappa.clamp(min=1e-4), per_kappa)
         return grad * (1 - resultant**2 - (ctx.d - 1) * per_kappa), None, None

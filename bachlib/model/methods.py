@@ -1,8 +1,7 @@
-"""The table of methods (appendix B): a method is a user encoder and an objective; all else is shared.
+"""The table of methods (appendix B): a method is a user encoder and an objective; everything else is shared.
 
-`build(name, dataset)` makes a row of the table into a model. A row of your own works as well:
-`build(METHODS["p-bach"]._replace(encoder="comirec-sa"), dataset)`; an encoder, gate or item tower of your own is passed
-as a module (the interface is in `towers`).
+`build(name, dataset)` makes a model of a row of the table. It also takes a new row, such as
+`METHODS["p-bach"]._replace(encoder="comirec-sa")`, and a new encoder, gate or item tower as a module (see `towers`).
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ class Method(NamedTuple):
     encoder: str | None  # user history → heads
     objective: str
     serving: str
-    kernel: str | None = None  # of the mixture; None: no π_u, no κ
-    heads: int | None = None  # None: k
+    kernel: str | None = None  # of the mixture; None: no π_u and no κ
+    heads: int | None = None  # None: the parameter k
 
     def heads_for(self, k: int) -> int:
         """How many heads a model of this method has when k are asked for."""
@@ -62,6 +61,8 @@ def cls_tower(p: ModelParams, k: int) -> ClsTower:
     return ClsTower(k, p.d, p.width or p.d, p.attention_heads, p.ff, p.n_hist, p.dropout, p.cls_scale)
 
 
+OBJECTIVES = ("counts", "standard", "pos-multihead", "all-multihead", "label-aware", "elbo")
+
 ENCODERS = {
     "cls": cls_tower,
     "sasrec": lambda p, k: SASRec(p.d, p.n_hist, p.sasrec_blocks, p.sasrec_heads, p.dropout, p.sasrec_norm_keys),
@@ -83,21 +84,18 @@ def build(
     gate: nn.Module | None = None,
     **model_params: Any,
 ) -> TwoTower | MostPop:
-    """The model of a method on a data set, with the first weights of its seed; `model_params`: see `ModelParams`.
+    """The untrained model of a method on a data set; `model_params` are the fields of `ModelParams`.
 
     It is in evaluation mode, so that scores do not change from call to call; `fit` trains it.
     """
     name, row = (method, METHODS.get(method)) if isinstance(method, str) else ("own", method)
     if row is None:
-        raise BachError(f"there is no method {method!r}; there are {', '.join(METHODS)}")
-    if (
-        row.encoder not in {*ENCODERS, None}
-        or row.objective not in OBJECTIVES
-        or (row.objective == "elbo") != bool(row.kernel)
-    ):
+        raise BachError(f"method {method!r} is unknown; the methods are {', '.join(METHODS)}")
+    known = row.encoder in {*ENCODERS, None} and row.objective in OBJECTIVES
+    if not known or (row.objective == "elbo") != bool(row.kernel):
         raise BachError(
-            f"{row} is no method: the encoder should be one of {', '.join(ENCODERS)}, the objective one of "
-            f"{', '.join(OBJECTIVES)}, and elbo, and only elbo, has a kernel"
+            f"{row} is invalid: the encoder should be one of {', '.join(ENCODERS)}, the objective one of "
+            f"{', '.join(OBJECTIVES)}; elbo needs a kernel, the other objectives have none"
         )
     p = validated(ModelParams, {"k": k, **model_params}, f"model {name}")
     k = row.heads_for(p.k)
@@ -105,17 +103,17 @@ def build(
     own = {part: _known_as(module) for part, module in parts.items() if module is not None}
     config = {"method": name, "row": row._asdict(), "params": p.model_dump() | {"k": k}, "own": own}
     if row.objective == "counts":
-        return _built(MostPop(dataset, config), dataset)
+        return _on_data(MostPop(dataset, config), dataset)
     if row.kernel is None and p.kernel is not None:
-        raise BachError(f"kernel={p.kernel!r}: {name} has no kernel, only the BACH methods do")
+        raise BachError(f"kernel={p.kernel!r}: {name} has no kernel; only the BACH methods have one")
     if p.pi == "table" and dataset.cold is not None:
-        raise BachError("pi='table' has no row that is trained for a cold user; take pi='gate'")
+        raise BachError("pi='table' cannot train a row for a cold user; use pi='gate'")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(p.seed)
         if item_tower is None:
-            item_tower = ItemTower(_table(dataset, p.d, p.svd_on), p.item_width)
+            item_tower = ItemTower(torch.from_numpy(_svd_rows(dataset, p.d, p.svd_on)), p.item_width)
         elif item_tower.n_items != dataset.n_items:
-            raise BachError(f"the item tower has {item_tower.n_items:,} items, the data set {dataset.n_items:,}")
+            raise BachError(f"the item tower has {item_tower.n_items:,} items, the data set has {dataset.n_items:,}")
         if (width := item_tower(torch.zeros(1, dtype=torch.long)).shape[-1]) != p.d:
             raise BachError(f"the item tower returns vectors of {width} dimensions, but d = {p.d}")
         encoder = encoder or ENCODERS[row.encoder](p, k)
@@ -126,37 +124,30 @@ def build(
             kernel=row.kernel and (p.kernel or row.kernel), n_hist=p.n_hist, history=p.history,
             power=p.mind_power, config=config,
         )  # fmt: skip
-        return _built(model, dataset)
+        return _on_data(model, dataset)
 
 
-def _built(model: TwoTower | MostPop, dataset: Dataset) -> TwoTower | MostPop:
-    model.built_on = dataset.meta["content_hash"]  # its item table and counts are of this data
+def _on_data(model: TwoTower | MostPop, dataset: Dataset) -> TwoTower | MostPop:
+    model.built_on = dataset.meta["content_hash"]  # its item table and counts come from this data
     return model.eval()
 
 
-OBJECTIVES = ("counts", "standard", "pos-multihead", "all-multihead", "label-aware", "elbo")
-
-
 def _known_as(module: nn.Module) -> str:
-    """Name and, where it can be read, a hash of the class, so that a changed module is not taken for the old one."""
+    """The name of a module's class and, if its source is available, a hash of it: a changed class is another module."""
     try:
         return f"{type(module).__name__} {short_hash(inspect.getsource(type(module)))}"
     except (OSError, TypeError):
         return type(module).__name__
 
 
-def _table(dataset: Dataset, rank: int, svd_on: str) -> Tensor:
-    return torch.from_numpy(_svd_rows(dataset, rank, svd_on))
-
-
 @lru_cache(maxsize=4)
 def _svd_rows(dataset: Dataset, rank: int, svd_on: str) -> np.ndarray:
-    """One decomposition for all methods of a process."""
+    """One decomposition for all methods in a process."""
     return pure_svd(dataset, rank, svd_on).items
 
 
 class MostPop(nn.Module):
-    """The floor: items by their count in the training prefixes, the same for everybody. Nothing to train."""
+    """The weakest baseline: items by their count in the training prefixes, the same for all users. Not trained."""
 
     def __init__(self, dataset: Dataset, config: dict[str, Any]):
         super().__init__()
@@ -170,5 +161,5 @@ class MostPop(nn.Module):
     encode = loss = objective = items
 
     def score(self, history: Tensor, user: Any = None, items: Any = None, around: Any = None) -> Tensor:
-        """(B, n_items): the counts, for everybody."""
+        """The counts (B, n_items), the same in every row."""
         return self.counts.expand(len(history), -1)

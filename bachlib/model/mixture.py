@@ -9,8 +9,8 @@
     eq. 15, 16, 21  elbo            reconstruction + prior + entropy    (B,)
     eq. 23  log_density             log m(i | u) over items             (B, n)
 
-The candidate set C_n is a *set*: with `ids`, another copy of a row's own positive among the candidates is left out.
-`loss` is the training loss; it goes through the one-pass sum of `onepass`, `plain_loss` is its slow twin.
+The candidate set C_n is a *set*: with `ids`, other copies of a row's positive among the candidates are left out.
+`loss` is the training loss, computed in one pass over the candidates (`onepass`); `plain_loss` is its plain reference.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ from torch import Tensor
 
 from bachlib import BachError
 from bachlib.model.onepass import copies_of_positive, in_full, reconstruction
-from bachlib.model.sphere import PowerSpherical, VonMisesFisher, check_unit
+from bachlib.model.sphere import Kernel, check_unit
+
+Heads = Float[Tensor, "B k d"]
+Items = Float[Tensor, "C d"]  # candidates
+Rows = Int[Tensor, " B"]  # the row of each positive in the candidates
+Ids = Int[Tensor, " C"]  # the item of each candidate
+PerHead = Float[Tensor, "B k"]
 
 
 class Elbo(NamedTuple):
@@ -35,14 +41,8 @@ class Elbo(NamedTuple):
     entropy: Float[Tensor, " B"]
 
 
-def log_components(
-    heads: Float[Tensor, "B k d"],
-    items: Float[Tensor, "C d"],
-    positive: Int[Tensor, " B"],
-    tau: float,
-    ids: Int[Tensor, " C"] | None = None,
-) -> Float[Tensor, "B k"]:
-    """log p_r(i_n | u_n), the sampled softmax of each head (eq. 12); `positive` are rows of the candidates `items`."""
+def log_components(heads: Heads, items: Items, positive: Rows, tau: float, ids: Ids | None = None) -> PerHead:
+    """log p_r(i_n | u_n), the sampled softmax of each head (eq. 12); `positive` are row numbers of `items`."""
     check_shapes(heads, items, positive, ids, tau)
     check_unit(heads=heads, items=items)
     logits = heads @ items.T / tau  # (B, k, C)
@@ -55,12 +55,7 @@ def log_components(
     return logits.log_softmax(-1).gather(2, at_positive)[..., 0]
 
 
-def log_sigma(
-    heads: Float[Tensor, "B k d"],
-    positive_items: Float[Tensor, "B d"],
-    kappa: Float[Tensor, "B k"],
-    kernel: PowerSpherical | VonMisesFisher,
-) -> Float[Tensor, "B k"]:
+def log_sigma(heads: Heads, positive_items: Float[Tensor, "B d"], kappa: PerHead, kernel: Kernel) -> PerHead:
     """log σ_r(n) = log C_d(κ_r) + log ω_κ(⟨u_r, v_n⟩), the density of the positive under each head (eq. 17)."""
     _same_shape(positive_items=positive_items, heads=heads[:, 0])
     _same_shape(kappa=kappa, heads=heads[..., 0])
@@ -68,42 +63,40 @@ def log_sigma(
     return kernel.log_density(t, kappa, heads.shape[-1])
 
 
-def responsibilities(log_pi: Float[Tensor, "B k"], log_sigma: Float[Tensor, "B k"]) -> Float[Tensor, "B k"]:
+def responsibilities(log_pi: PerHead, log_sigma: PerHead) -> PerHead:
     """log γ_n^(r), the recognition posterior over heads (eq. 19). It never sees the negatives."""
     _same_shape(log_pi=log_pi, log_sigma=log_sigma)
     return (log_pi + log_sigma).log_softmax(-1)
 
 
-def contrastive_posterior(log_pi: Float[Tensor, "B k"], log_p: Float[Tensor, "B k"]) -> Float[Tensor, "B k"]:
+def contrastive_posterior(log_pi: PerHead, log_p: PerHead) -> PerHead:
     """log γ_n^con ∝ π_r p_r, the model's own posterior, at which the bound is tight (eq. 20)."""
     _same_shape(log_pi=log_pi, log_p=log_p)
     return (log_pi + log_p).log_softmax(-1)
 
 
-def log_likelihood(log_pi: Float[Tensor, "B k"], log_p: Float[Tensor, "B k"]) -> Float[Tensor, " B"]:
+def log_likelihood(log_pi: PerHead, log_p: PerHead) -> Float[Tensor, " B"]:
     """ℓ_n = log Σ_r π_r p_r(i_n | u_n) (eqs. 13, 14)."""
     _same_shape(log_pi=log_pi, log_p=log_p)
     return (log_pi + log_p).logsumexp(-1)
 
 
-def elbo_at(log_gamma: Float[Tensor, "B k"], log_pi: Float[Tensor, "B k"], log_p: Float[Tensor, "B k"]) -> Elbo:
+def elbo_at(log_gamma: PerHead, log_pi: PerHead, log_p: PerHead) -> Elbo:
     """The bound at any γ (eqs. 15, 16), in its three terms (eq. 21)."""
     _same_shape(log_gamma=log_gamma, log_pi=log_pi, log_p=log_p)
     gamma = log_gamma.exp()
-    # a head with γ = 0 adds nothing, also where its logarithm is −∞
+    # a head with γ = 0 adds 0, even if its logarithm is −∞
     terms = [(gamma * torch.where(gamma > 0, term, 0.0)).sum(-1) for term in (log_p, log_pi, -log_gamma)]
     return Elbo(sum(terms), *terms)
 
 
-def elbo(log_pi: Float[Tensor, "B k"], log_sigma: Float[Tensor, "B k"], log_p: Float[Tensor, "B k"]) -> Elbo:
-    """The bound at the recognition posterior γ of eq. 19: what BACH maximises (eq. 21), differentiable through γ."""
+def elbo(log_pi: PerHead, log_sigma: PerHead, log_p: PerHead) -> Elbo:
+    """The bound at the recognition posterior γ of eq. 19, which BACH maximises (eq. 21); differentiable through γ."""
     return elbo_at(responsibilities(log_pi, log_sigma), log_pi, log_p)
 
 
-def kl_gap(
-    log_pi: Float[Tensor, "B k"], log_sigma: Float[Tensor, "B k"], log_p: Float[Tensor, "B k"]
-) -> Float[Tensor, " B"]:
-    """KL(γ_n ‖ γ_n^con), the slack of the bound (eq. 20), computed as a divergence and not as a difference."""
+def kl_gap(log_pi: PerHead, log_sigma: PerHead, log_p: PerHead) -> Float[Tensor, " B"]:
+    """KL(γ_n ‖ γ_n^con), the gap of the bound (eq. 20), computed as a divergence, not as a difference."""
     log_gamma = responsibilities(log_pi, log_sigma)
     gamma = log_gamma.exp()
     ratio = log_gamma - contrastive_posterior(log_pi, log_p)
@@ -111,13 +104,9 @@ def kl_gap(
 
 
 def log_density(
-    heads: Float[Tensor, "B k d"],
-    items: Float[Tensor, "n d"],
-    log_pi: Float[Tensor, "B k"],
-    kappa: Float[Tensor, "B k"],
-    kernel: PowerSpherical | VonMisesFisher,
+    heads: Heads, items: Float[Tensor, "n d"], log_pi: PerHead, kappa: PerHead, kernel: Kernel
 ) -> Float[Tensor, "B n"]:
-    """log m(i | u) = log Σ_r π_r C_d(κ_r) ω_κ(⟨u_r, v_i⟩), by which BACH serves (eq. 23)."""
+    """log m(i | u) = log Σ_r π_r C_d(κ_r) ω_κ(⟨u_r, v_i⟩), the score at serving (eq. 23)."""
     check_unit(heads=heads, items=items)
     _same_shape(log_pi=log_pi, kappa=kappa, heads=heads[..., 0])
     t = heads @ items.T  # (B, k, n)
@@ -127,24 +116,20 @@ def log_density(
 # ------------------------------------------------------------------------------------------------ the training loss
 
 
-def plain_loss(heads, items, positive, log_pi, log_sigma, tau, ids=None) -> Float[Tensor, ""]:
-    """−ELBO, mean over the batch, with every (B, k, C) logit kept for autograd: what `loss` is tested against."""
+def plain_loss(
+    heads: Heads, items: Items, positive: Rows, log_pi: PerHead, log_sigma: PerHead, tau: float, ids: Ids | None = None
+) -> Float[Tensor, ""]:
+    """−ELBO, mean over the batch; autograd keeps every (B, k, C) logit. `loss` is tested against it."""
     return -elbo(log_pi, log_sigma, log_components(heads, items, positive, tau, ids)).total.mean()
 
 
 def loss(
-    heads: Float[Tensor, "B k d"],
-    items: Float[Tensor, "C d"],
-    positive: Int[Tensor, " B"],
-    log_pi: Float[Tensor, "B k"],
-    log_sigma: Float[Tensor, "B k"],
-    tau: float,
-    ids: Int[Tensor, " C"] | None = None,
+    heads: Heads, items: Items, positive: Rows, log_pi: PerHead, log_sigma: PerHead, tau: float, ids: Ids | None = None
 ) -> tuple[Float[Tensor, ""], Elbo]:
-    """(−ELBO, mean over the batch; its terms (B,), to look at), in one pass over the candidates (eq. 21).
+    """−ELBO, mean over the batch (eq. 21), and its terms without gradient, in one pass over the candidates.
 
-    γ never looks at the negatives, so ∂ELBO/∂log p_r = γ_r is known before the candidate logits exist. The gradient
-    through γ, π and κ is ordinary autograd on (B, k). Embeddings must be unit: unlike the reference it does not look.
+    γ never sees the negatives, so ∂ELBO/∂log p_r = γ_r is known before the candidate logits exist. The gradient through
+    γ, π and κ is ordinary autograd on (B, k). Unlike the reference it does not check that embeddings are unit vectors.
     """
     check_shapes(heads, items, positive, ids, tau)
     _same_shape(log_pi=log_pi, heads=heads[..., 0])
@@ -158,15 +143,11 @@ def loss(
 
 
 def shared_log_components(
-    codebook: Float[Tensor, "k d"],
-    items: Float[Tensor, "C d"],
-    positive: Int[Tensor, " B"],
-    tau: float,
-    ids: Int[Tensor, " C"] | None = None,
-) -> Float[Tensor, "B k"]:
-    """`log_components` where all users share the heads: one (k, C) product for the batch.
+    codebook: Float[Tensor, "k d"], items: Items, positive: Rows, tau: float, ids: Ids | None = None
+) -> PerHead:
+    """`log_components` (eq. 12) for heads that all users share: one (k, C) product for the batch.
 
-    Copies of a row's positive have the logit of the positive itself, so they are taken out of the sum by counting them.
+    A copy of a row's positive has the same logit as the positive, so counting the copies is enough to leave them out.
     """
     check_shapes(codebook.expand(len(positive), -1, -1), items, positive, ids, tau)
     logits = in_full(items) @ in_full(codebook).T / tau  # (C, k)
@@ -182,24 +163,19 @@ def shared_log_components(
 
 
 def check_shapes(heads: Tensor, items: Tensor, positive: Tensor, ids: Tensor | None, tau: float) -> None:
+    got = f"got heads {tuple(heads.shape)} and items {tuple(items.shape)}"
     if heads.ndim != 3 or items.ndim != 2 or heads.shape[-1] != items.shape[-1]:
-        raise BachError(
-            f"heads should be (B, k, d) and items (C, d) with one d; got {tuple(heads.shape)} and {tuple(items.shape)}"
-        )
+        raise BachError(f"heads should be (B, k, d) and items (C, d) with the same d; {got}")
     if not heads.numel() or not items.numel():
-        raise BachError(
-            f"heads and items should not be empty; got {tuple(heads.shape)} and {tuple(items.shape)}: "
-            "a batch needs a row, a head and a candidate"
-        )
+        raise BachError(f"a batch needs at least one row, head and candidate; {got}")
     if positive.shape != heads.shape[:1]:
-        raise BachError(f"positive should be ({heads.shape[0]},), a candidate per row; got {tuple(positive.shape)}")
+        raise BachError(f"positive should be ({heads.shape[0]},), one candidate per row; got {tuple(positive.shape)}")
     if ids is not None and ids.shape != items.shape[:1]:
         raise BachError(f"ids should be ({items.shape[0]},), the item of each candidate; got {tuple(ids.shape)}")
     outside = (positive < 0) | (positive >= len(items))
     if bool(outside.any()):
-        raise BachError(
-            f"positive should be rows 0 … {len(items) - 1} of the candidates; got {int(positive[outside][0])}"
-        )
+        wrong = int(positive[outside][0])
+        raise BachError(f"positive should be row numbers 0 … {len(items) - 1} of items; got {wrong}")
     if not 0 < tau < float("inf"):
         raise BachError(f"tau should be a positive number; got {tau}")
 
@@ -207,4 +183,4 @@ def check_shapes(heads: Tensor, items: Tensor, positive: Tensor, ids: Tensor | N
 def _same_shape(**tensors: Tensor) -> None:
     if len({tensor.shape for tensor in tensors.values()}) > 1:
         got = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
-        raise BachError(f"{' and '.join(tensors)} should fit together; got {got}")
+        raise BachError(f"{' and '.join(tensors)} should have the same shape; got {got}")

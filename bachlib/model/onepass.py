@@ -1,11 +1,11 @@
-"""Sums over the candidates in one pass: value and both gradients without ever keeping the (B, k, C) logits.
+"""Sums over the candidates in one pass: the value and both gradients without keeping the (B, k, C) logits.
 
 The loss is Σ_n Σ_r γ_r log p_r with weights γ known beforehand (eq. 22). So the gradient with respect to a logit,
-γ_r (1[positive] − p), can be formed the moment the logit's row is there: one sweep over blocks of rows (matrix
-product → exp in place → two matrix products) gives log p and both gradients, and forgets the block.
+γ_r (1[positive] − p), is known as soon as the logits of its row are: one pass over blocks of rows (matrix product → exp
+in place → two matrix products) gives log p and both gradients, and the block can be overwritten.
 
 A cosine is at most 1, so a logit is at most 1/τ and its exponential cannot overflow: no row maximum is needed. Only for
-a τ below 1/40 (float64: 1/300) it is taken out first. Vectors have to be unit: nobody looks here.
+τ below 1/40 (float64: 1/300) the maximum is subtracted. Vectors must be unit vectors, which is not checked here.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch import Tensor
 
 from bachlib import BachError
 
-BLOCK = 1 << 20  # logits at a time: four megabytes of float32, which stay in the cache
+BLOCK = 1 << 20  # logits at a time: four megabytes of float32, which fit the processor's cache
 
 
 def copies_of_positive(ids: Int[Tensor, " C"], positive: Int[Tensor, " B"]) -> tuple[Tensor, Tensor]:
-    """(row, candidate) pairs in which the candidate is another copy of the row's own positive, rows ascending."""
+    """(row, candidate) pairs in which the candidate is another copy of the row's positive, rows ascending."""
     sorted_ids, order = ids.sort()
     first = torch.searchsorted(sorted_ids, ids[positive])
-    count = torch.searchsorted(sorted_ids, ids[positive], right=True) - first  # how often the positive is there
+    count = torch.searchsorted(sorted_ids, ids[positive], right=True) - first  # how often the positive occurs
     rows = torch.arange(len(positive), device=ids.device).repeat_interleave(count)
     place = torch.arange(len(rows), device=ids.device) - (count.cumsum(0) - count)[rows]
     columns = order[first[rows] + place]
@@ -39,7 +39,7 @@ def reconstruction(
     tau: float,
     ids: Int[Tensor, " C"] | None = None,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "B k"]]:
-    """(Σ_n Σ_r γ_r log p_r, differentiable once in heads, items and γ; log p_r (B, k), to look at)."""
+    """Σ_n Σ_r γ_r log p_r (eq. 22), differentiable once in heads, items and γ, and log p_r without gradient."""
     copies = copies_of_positive(ids, positive) if ids is not None else None
     heads, items = in_full(heads), in_full(items)
     with torch.autocast(heads.device.type, enabled=False):
@@ -47,14 +47,14 @@ def reconstruction(
 
 
 def in_full(x: Tensor) -> Tensor:
-    """Half precision is taken to float32: exponentials and their sums need it."""
+    """Half precision as float32, which exponentials and their sums need."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def only_once() -> None:
-    """For the backward pass of a one-pass sum: its gradients are finished numbers."""
+    """Raise if the backward pass of a one-pass sum is itself differentiated: its gradients are constants."""
     if torch.is_grad_enabled():
-        raise BachError("a one-pass loss can be differentiated once; for second derivatives take its plain_ twin")
+        raise BachError("a one-pass loss has no second derivatives; use its plain_ reference")
 
 
 def rows_per_block(width: int) -> int:
@@ -62,7 +62,7 @@ def rows_per_block(width: int) -> int:
 
 
 def blocks_of_rows(n_rows: int, width: int, copies: tuple[Tensor, Tensor] | None):
-    """(rows of the block, (row in the block, candidate) pairs to leave out), as many rows as keep the block small."""
+    """(rows of the block, (row in the block, candidate) pairs to leave out) for blocks of at most BLOCK logits."""
     size = rows_per_block(width)
     starts = list(range(0, n_rows, size))
     if copies is not None:
@@ -121,11 +121,5 @@ class _Reconstruction(torch.autograd.Function):
         only_once()
         log_p, to_heads, to_items = ctx.saved_tensors
         want_heads, want_items, want_gamma, *_rest = ctx.needs_input_grad
-        return (
-            to_heads * grad if want_heads else None,
-            to_items * grad if want_items else None,
-            log_p * grad if want_gamma else None,
-            None,
-            None,
-            None,
-        )
+        wanted = ((want_heads, to_heads), (want_items, to_items), (want_gamma, log_p))
+        return *(value * grad if want else None for want, value in wanted), None, None, None

@@ -1,21 +1,21 @@
-"""The hard-routing losses (sections 2 and 3): where the maximum over heads is taken, and who gets the gradient.
+"""The hard-routing losses (sections 2 and 3): they differ in where the maximum over heads is taken.
 
     eq. 6   standard         one head, sampled softmax
     eq. 9   pos_multihead    the head closest to the positive scores the positive and every negative
-    eq. 10  all_multihead    every candidate is scored by its own best head
+    eq. 10  all_multihead    every candidate is scored by its best head
     MIND    label_aware      heads averaged by their attention to the target, then a sampled softmax
 
-Each is a mean over the batch and goes through a one-pass sum: no (B, k, C) tensor is kept. `plain_*` are slow twins.
+Each is a mean over the batch, computed in one pass: no (B, k, C) tensor is kept. `plain_*` are the plain references.
 """
 
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from bachlib import BachError
-from bachlib.model.mixture import check_shapes, log_components
+from bachlib.model.mixture import Heads, Items, Rows, check_shapes, log_components
 from bachlib.model.onepass import (
     blocks_of_rows,
     copies_of_positive,
@@ -25,10 +25,6 @@ from bachlib.model.onepass import (
     reconstruction,
     rows_per_block,
 )
-
-Heads = Float[Tensor, "B k d"]
-Items = Float[Tensor, "C d"]
-Rows = Int[Tensor, " B"]
 
 
 def standard(heads: Heads, items: Items, positive: Rows, tau: float, ids: Tensor | None = None) -> Tensor:
@@ -55,10 +51,10 @@ def pos_multihead(heads: Heads, items: Items, positive: Rows, tau: float, ids: T
 def label_aware(
     heads: Heads, items: Items, positive: Rows, tau: float, ids: Tensor | None = None, power: float = 1.0
 ) -> Tensor:
-    """MIND's label-aware attention: weights softmax(⟨u_r, v_n⟩^power), the weighted mean of the heads made unit, eq. 6.
+    """MIND's label-aware attention: eq. 6 with the unit mean of the heads under weights softmax(⟨u_r, v_n⟩^power).
 
-    The BACH paper uses power 1, which is soft. (A power above 1 makes cosines smaller and the weights more equal, not
-    sharper: MIND's own heads are not unit.)
+    The BACH paper uses power 1. (A power above 1 makes cosines smaller and so the weights more equal, not sharper: in
+    MIND's code heads are not unit vectors.)
     """
     check_shapes(heads, items, positive, ids, tau)
     score = (heads @ items[positive][:, :, None])[..., 0]  # (B, k)
@@ -68,7 +64,7 @@ def label_aware(
 
 
 def all_multihead(heads: Heads, items: Items, positive: Rows, tau: float, ids: Tensor | None = None) -> Tensor:
-    """Sampled softmax of max_r ⟨u_r, v_j⟩ at every candidate (eq. 10); a head gets gradient wherever it is the best."""
+    """Sampled softmax of max_r ⟨u_r, v_j⟩ at every candidate (eq. 10); a head gets gradient where it is the best."""
     check_shapes(heads, items, positive, ids, tau)
     copies = copies_of_positive(ids, positive) if ids is not None else None
     heads, items = in_full(heads), in_full(items)
@@ -77,7 +73,7 @@ def all_multihead(heads: Heads, items: Items, positive: Rows, tau: float, ids: T
 
 
 class _AllMultihead(torch.autograd.Function):
-    """Σ_n log softmax_j(max_r ⟨u_r, v_j⟩ / τ) at the positive, with both gradients in the same sweep."""
+    """Σ_n log softmax_j(max_r ⟨u_r, v_j⟩ / τ) at the positive, with both gradients in the same pass."""
 
     @staticmethod
     def forward(ctx, heads, items, positive, copies, tau):
@@ -115,7 +111,7 @@ class _AllMultihead(torch.autograd.Function):
         return to_heads * grad, to_items * grad, None, None, None
 
 
-# ---------------------------------------------------------------------------------------------------- slow twins
+# ---------------------------------------------------------------------------------------------- plain references
 
 
 def plain_pos_multihead(heads: Heads, items: Items, positive: Rows, tau: float, ids: Tensor | None = None) -> Tensor:

@@ -1,6 +1,6 @@
-"""The mixture density over the whole catalogue (eq. 23), fast: blocks of items that stay in the cache, no gradient.
+"""The mixture density over the whole catalogue (eq. 23), fast: in blocks that fit the processor's cache, no gradient.
 
-Everything is in powers of two, whose exponential is the cheap one. `mixture.log_density` is the plain twin.
+Logarithms are to base 2, because exp2 is faster than exp. `mixture.log_density` is the plain reference.
 """
 
 from __future__ import annotations
@@ -13,19 +13,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bachlib.model.onepass import rows_per_block
-from bachlib.model.sphere import PowerSpherical, VonMisesFisher
+from bachlib.model.sphere import Kernel
 
-Kernel = PowerSpherical | VonMisesFisher
+Heads = Float[Tensor, "B k d"]
+Items = Float[Tensor, "n d"]
+PerHead = Float[Tensor, "B k"]
 
 
 @torch.no_grad()
-def scores(
-    heads: Float[Tensor, "B k d"],
-    items: Float[Tensor, "n d"],
-    log_pi: Float[Tensor, "B k"],
-    kappa: Float[Tensor, "B k"],
-    kernel: Kernel,
-) -> Float[Tensor, "B n"]:
+def scores(heads: Heads, items: Items, log_pi: PerHead, kappa: PerHead, kernel: Kernel) -> Float[Tensor, "B n"]:
     """log m(i | u), in the type of the heads."""
     weight = _bits(log_pi + kernel.log_normalizer(kappa.double(), heads.shape[-1])).to(heads)[..., None]  # (B, k, 1)
     out, bits = heads.new_empty(len(heads), len(items)), _bits(kappa).to(heads)[..., None]
@@ -36,24 +32,19 @@ def scores(
     return out.mul_(math.log(2))
 
 
-FLOOR = -40  # bits: where the least of the items `around` is put
-SPAN, REACH = 150, 60  # bits: how far apart they may be; how large a weight and a κ may be, so that nothing is lost
+FLOOR = -40  # log₂ score of the lowest item of `around`
+SPAN, REACH = 150, 60  # float32 holds log₂ scores at most this far apart, and log₂ weights and κ below this
 
 
 @torch.no_grad()
 def ranking_scores(
-    heads: Float[Tensor, "B k d"],
-    items: Float[Tensor, "n d"],
-    log_pi: Float[Tensor, "B k"],
-    kappa: Float[Tensor, "B k"],
-    kernel: Kernel,
-    around: Int[Tensor, "B m"],
+    heads: Heads, items: Items, log_pi: PerHead, kappa: PerHead, kernel: Kernel, around: Int[Tensor, "B m"]
 ) -> Float[Tensor, "B n"]:
-    """What ranks the items `around` among all as `scores` does, without its maxima and logarithms.
+    """Numbers that rank the items `around` among all items as `scores` does, without its maxima and logarithms.
 
-    It is Σ_r W_r ω_κ(t_r), with weights W_r = π_r C_d(κ_r) scaled so that the least of a row's items `around` gets
-    2^-40: what lies far below it may become 0 and what lies far above ∞, and both stay on their side. Where float32
-    cannot hold that (huge κ, items too far apart, a cosine of −1) it is `scores`.
+    They are Σ_r W_r ω_κ(t_r), with weights W_r = π_r C_d(κ_r) scaled so that the lowest item `around` in a row gets
+    2^-40. Items far below it may become 0 and items far above it ∞, which does not change the ranks. Where float32
+    cannot hold the numbers (huge κ, items too far apart, a cosine of −1) the result is `scores`.
     """
     d = heads.shape[-1]
     log_weight = log_pi + kernel.log_normalizer(kappa.double(), d)
@@ -76,7 +67,7 @@ def _bits(nats: Tensor) -> Tensor:
 
 
 def _cosines(heads: Tensor, items: Tensor) -> Iterator[tuple[slice, Float[Tensor, "B k b"]]]:
-    """(block of items, cosines of all heads with them), in one place that the next block overwrites."""
+    """(block of items, cosines of all heads with them); the next block overwrites the cosines."""
     B, k, d = heads.shape
     rows, size = heads.reshape(-1, d), min(rows_per_block(B * k), len(items))
     room = heads.new_empty(B * k * size)

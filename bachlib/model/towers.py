@@ -2,14 +2,14 @@
 
     item tower     v_i = unit(e_i + MLP(e_i)), e frozen PureSVD rows, the MLP's last layer starting at zero
     CLS tower      k learned tokens read the history through one pre-LN Transformer layer; their outputs are the heads
-    gating tower   a CLS tower of its own with one token, then linear and softmax: π_u
+    gating tower   a second CLS tower with one token, then linear and softmax: π_u
     κ-net          κ_r = exp ρ(u_r) on the detached head; starts at 1/τ exactly
-    codebooks      k prototypes for all users, alone or each moved a little by a CLS tower of the user
+    codebooks      k prototypes for all users, fixed or each moved a little by a CLS tower of the user
 
 **An encoder** is any module `forward(tokens (B, n, d), history (B, n)) -> (B, k, d)`: tokens are the embeddings of the
 history, −1 in `history` marks padding on the left. **An item tower** is any module `forward(ids) -> (len(ids), d)` with
 `n_items`. Neither has to return unit vectors. **A gate** is any module `forward(tokens, history) -> (B, k)`, the logits
-of π_u. Your own plug into `build(..., encoder=…, item_tower=…, gate=…)`; let them draw random numbers from torch only.
+of π_u. Pass your own to `build(..., encoder=…, item_tower=…, gate=…)`; they may draw random numbers from torch only.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class ItemTower(nn.Module):
         return self.embed(self.table[ids])
 
     def embed(self, rows: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-        """Items from their rows, also of items that are not in the table."""
+        """Item embeddings from PureSVD rows, which need not be in the table."""
         return rows + self.residual(rows)
 
 
 def scaled_rows(table: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-    """PureSVD's rows times one number, so that they are about as long as a token: of mean square length 1.
+    """PureSVD's rows scaled to mean square length 1, about the length of a token.
 
-    An item nobody has met in training has no row. It gets a random direction, since nothing is known about it.
+    The row of an item without training events is 0; it becomes a random direction.
     """
     table = table / table.square().sum(-1).mean().sqrt()
     random = torch.randn(table.shape, generator=torch.Generator().manual_seed(0)).to(table)
@@ -60,9 +60,9 @@ def scaled_rows(table: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
 class ClsTower(nn.Module):
     """k CLS tokens over a history through one pre-LN Transformer layer, computed for the CLS rows only.
 
-    Nothing but the CLS rows is read, so queries, output projection and feed-forward run for those. Their input is the
-    same for every user, so keys and values need not be formed either: the queries are taken through the key matrix once
-    ((W_k h)·q = h·(W_kᵀ q)), and the value matrix is applied to what attention has pooled. `plain` is PyTorch's own
+    Only the outputs of the CLS rows are used, so queries, output projection and feed-forward run for these rows only.
+    Their input is the same for every user, so keys and values are not needed either: the queries are multiplied with
+    the key matrix once ((W_k h)·q = h·(W_kᵀ q)), and the value matrix is applied after pooling. `plain` is PyTorch's
     layer on all n + k rows, with the same weights.
     """
 
@@ -82,10 +82,10 @@ class ClsTower(nn.Module):
         self.back = nn.Linear(width, d) if width != d else nn.Identity()
 
     def embed(self, tokens: Tokens) -> Float[Tensor, "B n w"]:
-        """The last item has the last position, however short the history is."""
+        """Tokens plus positions; the last item always has the last position."""
         n = tokens.shape[1]
         if n > len(self.positions):
-            raise BachError(f"a history of {n} items is longer than n_hist = {len(self.positions)}; give the last ones")
+            raise BachError(f"the history has {n} items, more than n_hist = {len(self.positions)}; pass the last ones")
         return self.wider(tokens) + self.positions[len(self.positions) - n :]
 
     def forward(self, tokens: Tokens, history: History) -> Float[Tensor, "B k d"]:
@@ -94,7 +94,7 @@ class ClsTower(nn.Module):
         (B, n, w), a = x.shape, self.heads
         cls = layer.norm1(self.cls)  # (k, w)
         w_q, w_k, w_v = attention.in_proj_weight.chunk(3)
-        b_q, _, b_v = attention.in_proj_bias.chunk(3)  # the key's bias adds the same to all scores of a query: no trace
+        b_q, _, b_v = attention.in_proj_bias.chunk(3)  # the key's bias shifts all scores of a query: no effect
         query = linear(cls, w_q, b_q).view(self.k, a, -1) / math.sqrt(w // a)
         through_key = torch.einsum("kae,aew->akw", query, w_k.view(a, -1, w)).reshape(a * self.k, w)
         scores = (x.reshape(-1, w) @ through_key.T).view(B, n, -1)  # (B, n, a·k)
@@ -110,14 +110,14 @@ class ClsTower(nn.Module):
         return self.back(y + layer.dropout2(layer.linear2(hidden)))
 
     def plain(self, tokens: Tokens, history: History) -> Float[Tensor, "B k d"]:
-        """All rows through PyTorch's layer: what `forward` is tested against."""
+        """All rows through PyTorch's layer; `forward` is tested against it."""
         x = torch.cat([self.embed(tokens), self.cls.expand(len(tokens), -1, -1)], 1)
         padding = torch.cat([history < 0, torch.zeros(len(x), self.k, dtype=torch.bool, device=x.device)], 1)
         return self.back(self.layer(x, src_key_padding_mask=padding)[:, -self.k :])
 
 
 class Gate(nn.Module):
-    """π_ξ(x_u): a CLS tower with one token and a linear layer; the model takes the softmax."""
+    """π_ξ(x_u), the gating tower: a CLS tower with one token and a linear layer. Returns logits."""
 
     def __init__(self, tower: ClsTower, d: int, k: int):
         super().__init__()
@@ -130,7 +130,7 @@ class Gate(nn.Module):
 
 
 class PiTable(nn.Module):
-    """A free π_u for every user of the data set, uniform at the start. Knows nobody else. Returns logits."""
+    """A free π_u for every user of the data set and for no one else; uniform at the start. Returns logits."""
 
     def __init__(self, n_users: int, k: int):
         super().__init__()
@@ -152,7 +152,7 @@ class KappaNet(nn.Module):
         nn.init.constant_(self.net[4].bias, -math.log(tau))
 
     def forward(self, heads: Float[Tensor, "*b d"]) -> Float[Tensor, "*b"]:
-        with torch.autocast(heads.device.type, enabled=False):  # half precision would leave a dozen different κ
+        with torch.autocast(heads.device.type, enabled=False):  # half precision would leave a dozen distinct κ
             return self.net(in_full(heads.detach()))[..., 0].exp()
 
 
@@ -172,7 +172,7 @@ class Codebook(nn.Module):
 
 
 class ResidualCodebook(Codebook):
-    """Prototype plus `size` times a unit vector of the user: no head is further off its prototype than arcsin(size)."""
+    """Prototype plus `size` times a unit vector of the user: a head stays within arcsin(size) of its prototype."""
 
     shared = None
 

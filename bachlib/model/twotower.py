@@ -3,7 +3,7 @@
     history ──► tokens ──► encoder ──► heads u (B, k, d)            items v (n, d)
                       └──► gate ─────► log π_u (B, k)   κ-net ──► κ (B, k)          BACH only
 
-`objective` is the training step's loss with what there is to see; `loss` is its number; `score` is the serving rule.
+`objective` is the loss of a training step with its terms, `loss` only the number; `score` ranks items at serving.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ from torch.nn.functional import embedding, normalize
 
 from bachlib import BachError
 from bachlib.model import mixture, routing, scoring
-from bachlib.model.inputs import checked_history, checked_ids
 from bachlib.model.onepass import in_full
 from bachlib.model.sphere import KERNELS
 from bachlib.model.towers import Codebook, KappaNet, PiTable
 
+History = Int[Tensor, "B n"]  # item ids, −1 pads on the left
+Users = Int[Tensor, " B"] | None
+Rows = Float[Tensor, "n_items d"] | None
+
 
 class Encoded(NamedTuple):
-    """What a user is. Methods without weights weigh their heads equally, and without a κ-net have κ = 1/τ."""
+    """A user in the model. Methods without a gate have equal weights π_u; methods without a κ-net have κ = 1/τ."""
 
     heads: Float[Tensor, "B k d"]
     log_pi: Float[Tensor, "B k"]
@@ -34,17 +37,17 @@ class Encoded(NamedTuple):
 
 
 class Objective(NamedTuple):
-    """A step's loss and what there is to see: each term's mean, γ (who explained the positive), the heads."""
+    """The loss of a training step and what explains it."""
 
     loss: Float[Tensor, ""]
-    terms: dict[str, Float[Tensor, ""]]
-    gamma: Float[Tensor, "B k"]
+    terms: dict[str, Float[Tensor, ""]]  # means over the batch
+    gamma: Float[Tensor, "B k"]  # γ, or 1 for the head to which the positive was routed
     encoded: Encoded
-    heads: Float[Tensor, "*B k d"]  # with gradient; (k, d) where all users share them
+    heads: Float[Tensor, "*B k d"]  # with gradient; (k, d) if all users share them
 
 
 class TwoTower(nn.Module):
-    """A row of the table of methods with its towers; made by `methods.build`."""
+    """A row of the table of methods with its towers; `methods.build` makes it."""
 
     def __init__(
         self,
@@ -63,13 +66,14 @@ class TwoTower(nn.Module):
     ):
         super().__init__()
         self.encoder, self.item_tower, self.gate = encoder, item_tower, gate
-        self.rule, self.k, self.tau, self.n_hist, self.history, self.power = objective, k, tau, n_hist, history, power
+        self.objective_name, self.k, self.tau, self.n_hist = objective, k, tau, n_hist
+        self.history, self.power = history, power
         self.kernel = KERNELS[kernel] if kernel else None
         self.d = item_tower(torch.zeros(1, dtype=torch.long)).shape[-1]
         self.kappa_net = KappaNet(self.d, tau) if kernel else None
         self.config = config or {}
         if history == "frozen" and not hasattr(item_tower, "table"):
-            raise BachError("history='frozen' takes the item tower's `table`, and this item tower has none")
+            raise BachError("history='frozen' needs an item tower with a `table`; this item tower has none")
 
     # ------------------------------------------------------------------------------------------------ towers
 
@@ -82,67 +86,54 @@ class TwoTower(nn.Module):
         return next(chain(self.parameters(), self.buffers())).device
 
     def items(self, ids: Int[Tensor, " n"] | None = None) -> Float[Tensor, "n d"]:
-        """Unit embeddings v of all items, or of these."""
+        """Unit embeddings v of all items, or of the items `ids`."""
         if ids is None:
             ids = torch.arange(self.n_items, device=self.device)
         return normalize(in_full(self.item_tower(ids)), dim=-1)
 
-    def encode(
-        self,
-        history: Int[Tensor, "B n"],
-        user: Int[Tensor, " B"] | None = None,
-        rows: Float[Tensor, "n_rows d"] | None = None,
-    ) -> Encoded:
-        """Heads, log π_u and κ of a history: (B, n) item ids, −1 pads on the left; the last n_hist are looked at.
+    def encode(self, history: History, user: Users = None, rows: Rows = None) -> Encoded:
+        """Heads, log π_u and κ of a history: (B, n) item ids, −1 pads on the left; only the last n_hist items count.
 
-        `user` is only for `pi="table"`, a free π_u per user of the data set. `rows` if you have `model.token_rows()` at
-        hand; they may go on beyond the data set, with items that came later.
+        `user` is for `pi="table"` only, a free π_u per user of the data set. `rows` saves computing `token_rows()`
+        again; it may have more rows than the data set, for items that were added later.
         """
         tokens, history = self._read(history, rows)
-        return self._encode(tokens, history, user)
-
-    def log_pi(
-        self,
-        history: Int[Tensor, "B n"],
-        user: Int[Tensor, " B"] | None = None,
-        rows: Float[Tensor, "n_rows d"] | None = None,
-    ) -> Float[Tensor, "B k"]:
-        """Only log π_u of a history: all that a codebook needs to know of a user."""
-        tokens, history = self._read(history, rows)
-        return self._log_pi(tokens, history, user)
-
-    def _read(self, history: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(tokens, history checked)."""
-        rows = self.token_rows() if rows is None else rows
-        history = self._checked(history, len(rows))
-        return self._tokens(history, rows), history
-
-    def token_rows(self) -> Float[Tensor, "n_items d"]:
-        """What a history is read from: the item embeddings, or with history="frozen" the PureSVD rows."""
-        return self.item_tower.table if self.history == "frozen" else self.items()
-
-    def log_pi_of(self, tokens: Float[Tensor, "B n d"]) -> Float[Tensor, "B k"]:
-        """log π of a context given as vectors instead of items: whatever can be put among the rows of a history."""
-        if self.gate is None or isinstance(self.gate, PiTable):
-            raise BachError("a context goes through the gating tower; this model has none")
-        if tokens.ndim != 3 or tokens.shape[-1] != self.d or not 1 <= tokens.shape[1] <= self.n_hist:
-            wanted = f"(B, n, d) with 1 ≤ n ≤ {self.n_hist} and d = {self.d}"
-            raise BachError(f"a context is vectors {wanted}; got shape {tuple(tokens.shape)}")
-        return self._log_pi(tokens, tokens.new_zeros(tokens.shape[:2], dtype=torch.long), None)
-
-    def _tokens(self, history: Tensor, rows: Tensor, place: Tensor | None = None) -> Tensor:
-        """A row for each item of a history; `place` says where an id is among the rows."""
-        at = history.clamp(min=0)
-        return embedding(at if place is None else place[at], rows)
-
-    def _encode(self, tokens: Tensor, history: Tensor, user: Tensor | None) -> Encoded:
         heads, kappa = self._heads(tokens, history)
         if heads.ndim == 2:  # shared
             heads, kappa = heads.expand(len(history), -1, -1), kappa.expand(len(history), -1)
         return Encoded(heads, self._log_pi(tokens, history, user), kappa)
 
+    def log_pi(self, history: History, user: Users = None, rows: Rows = None) -> Float[Tensor, "B k"]:
+        """log π_u of a history; with a codebook nothing else depends on the user."""
+        tokens, history = self._read(history, rows)
+        return self._log_pi(tokens, history, user)
+
+    def _read(self, history: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(tokens, checked history)."""
+        rows = self.token_rows() if rows is None else rows
+        history = self._history(history, len(rows))
+        return self._tokens(history, rows), history
+
+    def token_rows(self) -> Float[Tensor, "n_items d"]:
+        """The rows that become tokens: the item embeddings, or with history="frozen" the PureSVD rows."""
+        return self.item_tower.table if self.history == "frozen" else self.items()
+
+    def log_pi_of(self, tokens: Float[Tensor, "B n d"]) -> Float[Tensor, "B k"]:
+        """log π of a context that is given as vectors instead of items; they take the place of tokens."""
+        if self.gate is None or isinstance(self.gate, PiTable):
+            raise BachError("a context needs a gating tower; this model has none")
+        if tokens.ndim != 3 or tokens.shape[-1] != self.d or not 1 <= tokens.shape[1] <= self.n_hist:
+            wanted = f"(B, n, d) with 1 ≤ n ≤ {self.n_hist} and d = {self.d}"
+            raise BachError(f"a context should be vectors {wanted}; got shape {tuple(tokens.shape)}")
+        return self._log_pi(tokens, tokens.new_zeros(tokens.shape[:2], dtype=torch.long), None)
+
+    def _tokens(self, history: Tensor, rows: Tensor, place: Tensor | None = None) -> Tensor:
+        """The row of each item of a history; `place` maps ids to row numbers."""
+        at = history.clamp(min=0)
+        return embedding(at if place is None else place[at], rows)
+
     def _heads(self, tokens: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
-        """(heads, κ), (B, k, d) and (B, k), or (k, d) and (k,) where all users share them."""
+        """Heads (B, k, d) and κ (B, k), or (k, d) and (k,) if all users share them."""
         if isinstance(self.encoder, Codebook) and self.encoder.shared is not None:
             heads = self.encoder.shared
         else:
@@ -168,20 +159,14 @@ class TwoTower(nn.Module):
 
     @torch.no_grad()
     def score(
-        self,
-        history: Int[Tensor, "B n"],
-        user: Int[Tensor, " B"] | None = None,
-        items: Float[Tensor, "n_items d"] | None = None,
-        around: Int[Tensor, "B m"] | None = None,
+        self, history: History, user: Users = None, items: Rows = None, around: Int[Tensor, "B m"] | None = None
     ) -> Float[Tensor, "B n_items"]:
-        """Serving scores over the catalogue; `items` if you have `model.items()` at hand.
+        """Serving scores over the catalogue; `items` saves computing `model.items()` again.
 
-        With `around` any numbers will do that rank these items among all as the scores would: cheaper for a mixture.
+        With `around` the scores need only rank these items correctly among all items, which is faster for a mixture.
         """
-        history = self._checked(history)
         items = self.items() if items is None else items
-        tokens = self._tokens(history, self.item_tower.table if self.history == "frozen" else items)
-        heads, log_pi, kappa = self._encode(tokens, history, user)
+        heads, log_pi, kappa = self.encode(history, user, self.item_tower.table if self.history == "frozen" else items)
         if self.kernel and around is not None:
             return scoring.ranking_scores(heads, items, log_pi, kappa, self.kernel, self._ids(around))
         if self.kernel:  # mixture density (eq. 23)
@@ -190,23 +175,21 @@ class TwoTower(nn.Module):
 
     # ------------------------------------------------------------------------------------------------ training
 
-    def loss(self, history, positive, negatives, user=None) -> Float[Tensor, ""]:
-        """(B, n), (B,), (R,) item ids → the mean loss; candidates are the batch's positives and the negatives."""
+    def loss(
+        self, history: History, positive: Int[Tensor, " B"], negatives: Int[Tensor, " R"], user: Users = None
+    ) -> Float[Tensor, ""]:
+        """The mean loss. (B, n), (B,), (R,) item ids; candidates are the positives of the batch and the negatives."""
         return self.objective(history, positive, negatives, user).loss
 
     def objective(
-        self,
-        history: Int[Tensor, "B n"],
-        positive: Int[Tensor, " B"],
-        negatives: Int[Tensor, " R"],
-        user: Int[Tensor, " B"] | None = None,
+        self, history: History, positive: Int[Tensor, " B"], negatives: Int[Tensor, " R"], user: Users = None
     ) -> Objective:
-        """The loss of the method with its terms; the item tower runs once per distinct item of the step."""
-        history, positive = self._checked(history), self._ids(positive)
+        """The loss of the method with its terms. The item tower runs once for every distinct item of the step."""
+        history, positive = self._history(history), self._ids(positive)
         ids = torch.cat([positive, self._ids(negatives)])  # candidates (C,)
         needed = ids if self.history == "frozen" else torch.cat([history.clamp(min=0).flatten(), ids])
         place = None
-        if self.n_items <= len(needed):  # all of them are fewer than what the step asks for
+        if self.n_items <= len(needed):  # the step needs most of the catalogue
             rows = self.items()
         else:
             distinct = needed.unique()
@@ -222,20 +205,20 @@ class TwoTower(nn.Module):
         log_pi = self._log_pi(tokens, history, user)
         own = torch.arange(len(positive), device=ids.device)  # the positives are the first candidates
         with torch.autocast(ids.device.type, enabled=False):  # mixed precision is for the towers only
-            if self.rule == "elbo":
+            if self.objective_name == "elbo":
                 return self._elbo(heads, log_pi, kappa, candidates, own, ids)
             return self._routed(heads, log_pi, kappa, candidates, own, ids)
 
     def _routed(self, heads, log_pi, kappa, candidates, own, ids) -> Objective:
-        """The hard-routing losses; in place of γ there is the head closest to the positive."""
-        if heads.ndim == 2:  # a codebook with a hard rule
+        """The hard-routing losses (eqs. 6, 9, 10); γ is 1 for the head closest to the positive."""
+        if heads.ndim == 2:  # a codebook with hard routing
             heads, kappa = heads.expand(len(own), -1, -1), kappa.expand(len(own), -1)
         hard = {
             "standard": routing.standard,
             "pos-multihead": routing.pos_multihead,
             "all-multihead": routing.all_multihead,
             "label-aware": lambda *args: routing.label_aware(*args, power=self.power),
-        }[self.rule]
+        }[self.objective_name]
         loss = hard(heads, candidates, own, self.tau, ids)
         with torch.no_grad():
             gamma = nn.functional.one_hot(routing.routed_head(heads, candidates, own), self.k)
@@ -243,7 +226,7 @@ class TwoTower(nn.Module):
         return Objective(loss, terms, gamma.to(loss), Encoded(heads, log_pi, kappa), heads)
 
     def _elbo(self, heads, log_pi, kappa, candidates, own, ids) -> Objective:
-        """−ELBO (eq. 21); with heads that all users share the candidates need one product for the whole batch."""
+        """−ELBO (eq. 21); heads that all users share need one product with the candidates for the whole batch."""
         if heads.ndim == 2:
             encoded = Encoded(heads.expand(len(own), -1, -1), log_pi, kappa.expand(len(own), -1))
             log_sigma = self.kernel.log_density(candidates[: len(own)] @ heads.T, encoded.kappa, heads.shape[-1])
@@ -263,15 +246,49 @@ class TwoTower(nn.Module):
 
     def _users(self, user: Tensor | np.ndarray | None, n: int) -> Tensor:
         if user is None:
-            raise BachError("pi='table' has a free π_u per user of the data set: say who with user=")
+            raise BachError("pi='table' has one π_u per user of the data set: pass the users with user=")
         user, known = torch.as_tensor(user, device=self.device), len(self.gate.logits)
         if user.shape != (n,) or not bool(((user >= 0) & (user < known)).all()):
             raise BachError(f"user should be {n} numbers 0 … {known - 1}, one per history; got {user.tolist()[:5]} …")
         return user
 
-    def _ids(self, ids: Tensor | np.ndarray) -> Int[Tensor, "*n"]:
-        return checked_ids(torch.as_tensor(ids, device=self.device), self.n_items)
+    def _ids(self, ids: Tensor | np.ndarray, n: int | None = None) -> Int[Tensor, "*n"]:
+        """Item ids 0 … n − 1 on the device of the model."""
+        ids, n = torch.as_tensor(ids, device=self.device), n or self.n_items
+        if ids.is_floating_point():
+            raise BachError(f"items should be whole numbers 0 … {n - 1}; got type {ids.dtype}")
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < n:
+            wrong = ids[(ids < 0) | (ids >= n)]
+            raise BachError(f"there is no item {int(wrong[0])}: items are 0 … {n - 1}")
+        return ids.long()
 
-    def _checked(self, history: Tensor | np.ndarray, n: int | None = None) -> Int[Tensor, "B n"]:
-        """(B, n) with the last n_hist items."""
-        return checked_history(torch.as_tensor(history, device=self.device), n or self.n_items)[:, -self.n_hist :]
+    def _history(self, history: Tensor | np.ndarray, n: int | None = None) -> Int[Tensor, "B n"]:
+        """The last n_hist items; −1 is padding on the left. An empty history becomes one place of padding."""
+        history = torch.as_tensor(history, device=self.device)
+        if history.ndim != 2:
+            raise BachError(f"a history should be (B, n) item ids, a row per user; got shape {tuple(history.shape)}")
+        if not history.shape[1]:
+            history = history.new_full((len(history), 1), -1)
+        self._ids(torch.where(history == -1, 0, history), n)
+        gap = (history[:, :-1] >= 0) & (history[:, 1:] < 0)
+        if bool(gap.any()):
+            row = int(gap.any(1).nonzero()[0])
+            raise BachError(f"padding (−1) belongs on the left of a history; row {row} has it after an item")
+        return history.long()[:, -self.n_hist :]
+
+
+def plain_step_loss(
+    model: TwoTower, history: Int[Tensor, "B n"], positive: Int[Tensor, " B"], negatives: Int[Tensor, " R"]
+) -> Float[Tensor, ""]:
+    """`model.loss` of p-bach and v-bach written plainly: the fast step is tested and measured against it.
+
+    The item tower runs for every token of every history, the Transformers for all rows, and autograd keeps every logit.
+    """
+    ids = torch.cat([positive, negatives])
+    candidates = model.items(ids)
+    tokens = model.items(history.clamp(min=0).flatten()).view(*history.shape, -1)
+    heads = normalize(model.encoder.plain(tokens, history), dim=-1)
+    log_pi = model.gate.head(model.gate.tower.plain(tokens, history)[:, 0]).log_softmax(-1)
+    own = torch.arange(len(positive), device=ids.device)
+    log_sigma = mixture.log_sigma(heads, candidates[: len(own)], model.kappa_net(heads), model.kernel)
+    return mixture.plain_loss(heads, candidates, own, log_pi, log_sigma, model.tau, ids)

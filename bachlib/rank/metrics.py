@@ -1,11 +1,12 @@
-"""What a ranking is worth, per user (section 5, "Metrics"), and what a slate looks like. All vectorised over users.
+"""Metrics of rankings and slates, per user (section 5, "Metrics"); vectorised over users.
 
     of the held-out items    recall  ndcg  average_precision  hit_rate
     of the slate itself      coverage  diversity  novelty  popularity_bias  interest_coverage
 
-`ranked` are item ids, best first: (n,) for one user or (U, n) for many, −1 where a list is shorter. `relevant` are ids:
-a list, set or array for one user, (U, m) or a list of lists for many, −1 pads. One user gives a number, many an array.
-Where the ranks of the relevant items are known (`evaluate` has them) no list is needed: see the `_of_ranks` functions.
+`ranked` holds item ids, best first: (n,) for one user or (U, n) for many, padded with −1. `relevant` holds ids: a list,
+set or array for one user, (U, m) or a list of lists for many, padded with −1. One user gives a number, many an array.
+The `_of_ranks` functions take the ranks of the relevant items (from 1; 0 is padding) instead of lists; training and
+`evaluate` use these.
 """
 
 from __future__ import annotations
@@ -19,26 +20,24 @@ from bachlib import BachError
 
 Ids = Iterable
 NEVER = np.iinfo(np.int64).max  # rank of a relevant item that is not in the list
+BLOCK = 1 << 25  # numbers at a time
 
 
 # --------------------------------------------------------------------------------------- of the held-out items
 
 
-BLOCK = 1 << 25  # numbers at a time
-
-
 def recall(ranked: Ids, relevant: Ids, k: int) -> float | Float[np.ndarray, " U"]:
-    """Recall@K: the share of the relevant items that are among the first K."""
+    """Recall@K: the share of the relevant items among the first K."""
     return _per_user(recall_of_ranks, ranked, relevant, k)
 
 
 def ndcg(ranked: Ids, relevant: Ids, k: int) -> float | Float[np.ndarray, " U"]:
-    """NDCG@K with gain 1 and discount 1/log₂(1 + rank). The ideal has *all* relevant items first, found or not."""
+    """NDCG@K with gain 1 and discount 1/log₂(1 + rank). The ideal ranking has *all* relevant items first."""
     return _per_user(ndcg_of_ranks, ranked, relevant, k)
 
 
 def average_precision(ranked: Ids, relevant: Ids, k: int | None = None) -> float | Float[np.ndarray, " U"]:
-    """AP over the whole list, divided by the number of relevant items; AP@K is divided by at most K.
+    """AP: the sum of the precisions at the relevant items, divided by their number (for AP@K by at most K).
 
     Over a ranking of the full catalogue this is our AUPRC. (The paper calls AUPRC "mean average precision" and says "at
     K = 100"; its MostPop rows fit the full ranking better. AP@100 is always reported beside it.)
@@ -60,12 +59,12 @@ def ndcg_of_ranks(ranks: Int[np.ndarray, "U m"], k: int) -> Float[np.ndarray, " 
 
 
 def dcg_of_ranks(ranks: Int[np.ndarray, "U m"], k: int) -> Float[np.ndarray, " U"]:
-    """Σ 1/log₂(1 + rank) over what is among the first K."""
+    """Σ 1/log₂(1 + rank) over the relevant items among the first K."""
     return np.where((ranks > 0) & (ranks <= k), 1 / np.log2(1.0 + np.maximum(ranks, 1)), 0.0).sum(1)
 
 
 def ideal_dcg(n: Int[np.ndarray, " U"]) -> Float[np.ndarray, " U"]:
-    """DCG of n relevant items in the first n places."""
+    """DCG of n relevant items at ranks 1 … n."""
     return np.cumsum(1 / np.log2(1.0 + np.arange(1, n.max() + 1)))[n - 1]
 
 
@@ -73,8 +72,7 @@ def average_precision_of_ranks(ranks: Int[np.ndarray, "U m"], k: int | None = No
     relevant = relevant_per_user(ranks)
     ordered = np.sort(np.where(ranks > 0, ranks, NEVER), axis=1)  # pads last
     precision = np.where(ordered < NEVER, np.arange(1, ranks.shape[1] + 1) / ordered, 0.0)
-    if k is None:
-        return precision.sum(1) / relevant
+    k = NEVER if k is None else k
     return np.where(ordered <= k, precision, 0.0).sum(1) / np.minimum(relevant, k)
 
 
@@ -83,18 +81,18 @@ def hit_rate_of_ranks(ranks: Int[np.ndarray, "U m"], k: int) -> Float[np.ndarray
 
 
 def relevant_per_user(ranks: Int[np.ndarray, "U m"]) -> Int[np.ndarray, " U"]:
-    """How many relevant items there are: a pad has rank 0."""
+    """The number of relevant items; padding has rank 0."""
     return (ranks > 0).sum(1)
 
 
 def ranks_of(ranked: Int[np.ndarray, "U n"], relevant: Int[np.ndarray, "U m"]) -> Int[np.ndarray, "U m"]:
-    """Rank (from 1) of each relevant item in its user's list; `NEVER` where it is not in it, 0 for a pad."""
+    """Rank (from 1) of each relevant item in its user's list; `NEVER` if it is not in the list, 0 for padding."""
     order = np.argsort(ranked, axis=1, kind="stable")
     by_id = np.take_along_axis(ranked, order, 1)
     twice = (by_id[:, 1:] == by_id[:, :-1]) & (by_id[:, 1:] >= 0)
     if twice.any():
         row, place = np.argwhere(twice)[0]
-        raise BachError(f"ranked holds item {by_id[row, place]} twice (list {row}): a ranking names an item once")
+        raise BachError(f"ranked holds item {by_id[row, place]} twice (list {row}); every item may occur once")
     found = np.empty(relevant.shape, np.int64)
     for row, (ids, wanted) in enumerate(zip(by_id, relevant, strict=True)):
         at = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
@@ -106,15 +104,15 @@ def ranks_of(ranked: Int[np.ndarray, "U n"], relevant: Int[np.ndarray, "U m"]) -
 
 
 def coverage(slates: Int[np.ndarray, "U K"], n_items: int) -> float:
-    """The share of the catalogue that is in at least one slate."""
+    """The share of the catalogue that occurs in at least one slate."""
     return len(np.unique(_full(slates))) / n_items
 
 
 def diversity(slates: Int[np.ndarray, "U K"], features: Float[np.ndarray, "n_items f"]) -> Float[np.ndarray, " U"]:
-    """Intra-list diversity: 1 − the mean cosine between two items of the slate, in features of any kind."""
+    """Intra-list diversity: 1 − the mean cosine between the features of two items of the slate."""
     K = _full(slates).shape[1]
     if K < 2:
-        raise BachError(f"a slate of {K} has no pair of items to compare")
+        raise BachError(f"diversity needs slates of at least 2 items; got {K}")
     features = np.asarray(features)
     length = np.linalg.norm(features, axis=1, keepdims=True)
     unit = features / np.where(length > 0, length, 1)
@@ -126,9 +124,9 @@ def diversity(slates: Int[np.ndarray, "U K"], features: Float[np.ndarray, "n_ite
 
 
 def novelty(slates: Int[np.ndarray, "U K"], popularity: Float[np.ndarray, " n_items"]) -> Float[np.ndarray, " U"]:
-    """Mean −log₂ of the share of users who know an item, in bits; `popularity` is that share.
+    """Mean −log₂ of the popularity of an item, in bits; `popularity` is the share of users who know it.
 
-    An item nobody knows counts as known to half of the least share there is.
+    An item without users counts with half of the smallest positive popularity.
     """
     popularity = np.asarray(popularity, float)
     floor = popularity[popularity > 0].min() / 2
@@ -138,7 +136,7 @@ def novelty(slates: Int[np.ndarray, "U K"], popularity: Float[np.ndarray, " n_it
 def popularity_bias(
     slates: Int[np.ndarray, "U K"], popularity: Float[np.ndarray, " n_items"], known: Int[np.ndarray, "U n"]
 ) -> Float[np.ndarray, " U"]:
-    """How much more popular the slate is than what the user knows: mean / mean − 1. 0: as popular, 1: twice as."""
+    """Mean popularity of the slate / mean popularity of the user's known items − 1. 0: equal, 1: twice as popular."""
     popularity, known = np.asarray(popularity, float), np.asarray(known)
     own = np.where(known >= 0, popularity[np.maximum(known, 0)], 0).sum(1) / (known >= 0).sum(1)
     return popularity[_full(slates)].mean(1) / own - 1
@@ -147,10 +145,10 @@ def popularity_bias(
 def interest_coverage(
     slates: Int[np.ndarray, "U K"], labels: Float[np.ndarray, "n_items m"], wanted: Float[np.ndarray, "U m"]
 ) -> Float[np.ndarray, " U"]:
-    """The share of a user's interests that the slate meets.
+    """The share of a user's interests that occur in the slate.
 
-    `labels` says which interests (genres) an item belongs to, `wanted` which ones the user has: true and false, or
-    weights such as a planted π_u, which then count by their size. NaN for a user who has none.
+    `labels` are the interests (genres) of the items, `wanted` those of the users, as 0 and 1 or as weights such as a
+    planted π_u. NaN for a user without interests.
     """
     labels, wanted = np.asarray(labels), np.asarray(wanted)
     met = np.zeros(wanted.shape, bool)
@@ -169,27 +167,27 @@ def _per_user(of_ranks, ranked: Ids, relevant: Ids, k: int | None) -> float | Fl
     if not whole and not (isinstance(k, int | np.integer) and k >= 1):
         raise BachError(f"k should be a whole number ≥ 1; got {k!r}")
     if isinstance(ranked, set | frozenset):
-        raise BachError("ranked is a set, which has no order: give a list, best first")
+        raise BachError("ranked is a set, which has no order; pass a list, best first")
     if not all(isinstance(x, Iterable) for x in (ranked, relevant)):
         raise BachError(f"ranked and relevant should be lists of item ids; got {ranked!r:.40} and {relevant!r:.40}")
     ranked, relevant = (np.asarray(x) if hasattr(x, "__array__") else list(x) for x in (ranked, relevant))
     one = not (len(ranked) and np.ndim(ranked[0]))
     if not one and len(relevant) and not isinstance(relevant[0], Iterable):
-        raise BachError("ranked holds a list per user, so relevant should hold one per user, too")
+        raise BachError("ranked holds a list per user; relevant should also hold a list per user")
     lists, wanted = _lists([ranked] if one else ranked, "ranked"), _lists([relevant] if one else relevant, "relevant")
     if len(lists) != len(wanted):
-        raise BachError(f"ranked has {len(lists)} lists and relevant {len(wanted)}: there should be one each per user")
+        raise BachError(f"ranked has {len(lists)} lists and relevant {len(wanted)}; both should have one per user")
     if (nothing := ~(wanted >= 0).any(1)).any():
-        raise BachError(f"user {np.flatnonzero(nothing)[0]} has no relevant item: there is nothing to find")
+        raise BachError(f"user {np.flatnonzero(nothing)[0]} has no relevant item; every user needs at least one")
     again = np.sort(wanted, axis=1)
     if ((again[:, 1:] == again[:, :-1]) & (again[:, 1:] >= 0)).any():
-        raise BachError("relevant names an item twice for a user")
+        raise BachError("relevant holds an item twice for one user; every item may occur once")
     found = of_ranks(ranks_of(lists, wanted), k)
     return float(found[0]) if one else found
 
 
 def _lists(given: Ids, name: str) -> Int[np.ndarray, "U n"]:
-    """(U, n) ids, shorter lists filled with −1."""
+    """(U, n) ids; shorter lists are padded with −1."""
     if isinstance(given, np.ndarray) and given.ndim == 2 and given.size and np.issubdtype(given.dtype, np.integer):
         return given
     rows = [np.asarray(list(row)) for row in given]
@@ -204,5 +202,5 @@ def _lists(given: Ids, name: str) -> Int[np.ndarray, "U n"]:
 def _full(slates: Int[np.ndarray, "U K"]) -> Int[np.ndarray, "U K"]:
     slates = np.asarray(slates)
     if slates.ndim != 2 or not slates.size or slates.min() < 0:
-        raise BachError(f"slates should be (U, K) item ids without gaps; got shape {slates.shape}")
+        raise BachError(f"slates should be (U, K) item ids without padding; got shape {slates.shape}")
     return slates

@@ -1,16 +1,14 @@
-"""The resume state: one file with everything a training needs to go on as if it had never stopped.
+"""The resume state: one file with everything a training needs to continue as if it had never stopped.
 
-Weights, optimiser and running sums are tensors; position, history and best value are JSON in the file's header. It is
-safetensors, so nothing is unpickled, and is replaced in one rename: whoever reads finds the old state or the new one.
-There are no random states to keep: all that a step draws (windows, targets, negatives, dropout) is a function of
-(seed, epoch, step). A module of your own that draws from elsewhere than torch is outside of that, and so is a GPU,
-whose sums come in no fixed order: there the way goes on from the same state but not to the same last bit.
+Weights, optimiser and running sums are tensors; position, history and best value are JSON in the file's header. The
+file is safetensors, so loading it runs no code, and it is replaced atomically. It holds no random states: everything a
+step draws (windows, targets, negatives, dropout) is a function of (seed, epoch, step). Two cases do not resume to the
+last bit: modules that draw from another source than torch, and GPUs, whose sums have no fixed order.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,22 +19,17 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from bachlib import BachError
+from bachlib.files import replacing
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: dict[str, Any] | None = None) -> None:
-    """A safetensors file that appears whole or not at all, with `about` as JSON in its header."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    """Write a safetensors file atomically, with `about` as JSON in its header."""
     kept = {
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
     }
-    try:
+    with replacing(path) as partial:
         save_file(kept, partial, {"about": json.dumps(about or {})})
         partial.chmod(0o644)
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -47,11 +40,11 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             names = list(file.keys())
             return {name: file.get_tensor(name) for name in names}, json.loads(file.metadata()["about"])
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise BachError(f"{path} is damaged ({error}); start anew with fresh=True") from None
+        raise BachError(f"{path} is damaged ({error}); start again with fresh=True") from None
 
 
 def load_weights(model: nn.Module, path: Path) -> dict[str, Any]:
-    """Put the weights of a file into a model; returns what the file says about them."""
+    """Load the weights of a file into a model; return `about` of the file."""
     tensors, about = read_tensors(path)
     _fill(model, tensors, path)
     return about
@@ -66,7 +59,7 @@ def save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, sums: d
 
 
 def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Model and optimiser as they were; returns (running sums, about)."""
+    """Restore model and optimiser; return (running sums, about)."""
     tensors, about = read_tensors(path)
     parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "sums": {}}
     for name, value in tensors.items():
@@ -84,7 +77,7 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> tupl
 def _fill(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
     ours = model.state_dict()
     if wrong := sorted(set(ours) ^ set(tensors)):
-        raise BachError(f"{path} belongs to another model: {', '.join(wrong[:4])} is in one of them only")
+        raise BachError(f"{path} belongs to another model: only one of them has {', '.join(wrong[:4])}")
     for name, value in tensors.items():
         if ours[name].shape != value.shape:
             raise BachError(

@@ -1,13 +1,16 @@
 """Training (Algorithm 1, appendix B): Adam on mini-batches of windows with fresh uniform negatives, early stopping.
 
-All that a step draws comes from (seed, epoch, step), so a training that is stopped anywhere, also by kill −9, goes on
-from its last resume state to the same weights and history as one that was never stopped.
+Everything a step draws comes from (seed, epoch, step). So a training that was stopped anywhere, even by kill −9,
+continues from its last resume state to the same weights and history as an uninterrupted one.
 """
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +22,12 @@ from bachlib import NotFinite
 from bachlib.data import Dataset, Windows
 from bachlib.data.windows import Batch
 from bachlib.params import TrainParams, validated
-from bachlib.rank.ranks import average_precision, sample_users, target_ranks
+from bachlib.rank.metrics import average_precision_of_ranks
+from bachlib.rank.ranks import sample_users, target_ranks
 from bachlib.train import checkpoint
-from bachlib.train.guard import diverged, stopped_by_ctrl_c
 from bachlib.train.parallel import Group, chosen_device, group
-from bachlib.train.progress import Progress
 from bachlib.train.run import Run
-from bachlib.train.watch import Watch
+from bachlib.train.watch import Progress, Watch, divergence
 
 
 def fit(
@@ -37,11 +39,11 @@ def fit(
     fresh: bool = False,
     quiet: bool = False,
 ) -> Run:
-    """Train a model; returns the run, whose model has the weights with the best validation AUPRC.
+    """Train a model; return the run, whose model has the weights with the best validation AUPRC.
 
-    Called again with the same arguments it goes on where it stopped; a finished run is returned as it is. `epochs` and
-    `patience` may differ from the last time. `fresh=True` starts anew from the weights the model has now. Ctrl-C stops
-    after the step and keeps all.
+    A call with the same arguments resumes an unfinished run and returns a finished one unchanged; `epochs` and
+    `patience` may differ from the last call. `fresh=True` starts again from the current weights of the model. Ctrl-C
+    stops after the current step and keeps everything.
     """
     p = params if isinstance(params, TrainParams) else validated(TrainParams, params or {}, "training")
     dataset.check_same(getattr(model, "built_on", None), "the model was built")
@@ -70,7 +72,7 @@ class _Training:
         self.watch = Watch(self.model.k, self.device)
         self.rows: list[dict[str, Any]] = []
         self.best: dict[str, Any] | None = None
-        self.looks = 0  # at the validation items since the best
+        self.looks = 0  # validations since the best one
         self.progress = Progress(params.epochs, self.windows.steps_per_epoch * params.batch_size, quiet)
         self.state = run.folder / "resume.safetensors"
         if self.state.exists():
@@ -82,7 +84,7 @@ class _Training:
         team.same([*self.model.parameters(), *self.model.buffers()])
         if self.state.exists() and not self.done():
             place = f"epoch {self.windows.epoch + 1} after {self.windows.step} steps"
-            self.progress.say(f"going on with {run.folder.name} in {place}")
+            self.progress.say(f"resuming {run.folder.name} in {place}")
 
     # ---------------------------------------------------------------------------------------------- the loop
 
@@ -91,7 +93,7 @@ class _Training:
 
     def go(self, stop: threading.Event) -> Run:
         if not self.done():
-            self.save()  # so that there is a good state from the first step on
+            self.save()  # a good state exists from the first step on
         self.since, self.seen_windows = time.monotonic(), 0  # for the speed
         try:
             while not self.done():
@@ -106,7 +108,7 @@ class _Training:
             self.progress.close()
 
     def epoch(self, stop: threading.Event) -> bool:
-        """The rest of the epoch; True if somebody wants to stop."""
+        """The rest of the epoch; returns True if the training should stop."""
         self.model.train()
         number, steps = self.windows.epoch + 1, self.windows.steps_per_epoch
         for batch in self.windows:
@@ -125,14 +127,14 @@ class _Training:
         return False
 
     def step(self, batch: Batch, epoch: int, step: int, stop: threading.Event) -> tuple[bool, bool]:
-        """One gradient step; returns (somebody wants to stop, it is time to save)."""
+        """One gradient step (Algorithm 1); returns (stop?, save?)."""
         draw = np.random.SeedSequence([self.p.seed, epoch, step])
         negatives = np.random.default_rng(draw).integers(self.dataset.n_items, size=self.p.n_negatives)
         torch.manual_seed(
             int(draw.spawn(self.team.size)[self.team.rank].generate_state(1, np.uint64)[0] >> np.uint64(1))
         )
         mine = self.team.rows(len(batch.positive))
-        others = np.delete(batch.positive, mine)  # positives of the other processes are candidates as well
+        others = np.delete(batch.positive, mine)  # positives of the other processes are candidates too
         user, history, positive, negatives = (
             torch.from_numpy(x).to(self.device)
             for x in (batch.user[mine], batch.history[mine], batch.positive[mine], np.concatenate([others, negatives]))
@@ -146,13 +148,14 @@ class _Training:
             self.watch.look(seen)
             loss = seen.loss.detach()
             seen.loss.backward()
-        except NotFinite as error:  # every process has to hear of it
+        except NotFinite as error:  # every process has to know
             wrong = str(error)
         save = self.team.first and time.monotonic() - self.saved >= self.p.checkpoint_seconds
         loss, stops, saves = self.team.average(self.parameters, loss, stop.is_set(), save)
         gradients = [q.grad for q in self.parameters if q.grad is not None]
         if not (np.isfinite(loss) and torch.nn.utils.get_total_norm(gradients).isfinite()):
-            raise NotFinite(diverged(self.model, seen, wrong, loss, epoch, step, self.p, self.state))
+            place = f"epoch {epoch}, step {step}"
+            raise NotFinite(divergence(self.model, seen, wrong, loss, place, self.p.learning_rate, self.state))
         self.optimizer.step()
         return stops > 0, saves > 0
 
@@ -164,19 +167,17 @@ class _Training:
         row = self.log(number, self.windows.steps_per_epoch, auprc)
         better = auprc is not None and (self.best is None or auprc > self.best["auprc"])
         if better:
-            self.looks = 0
-        elif number % self.p.valid_every == 0:  # a look that only the cap has asked for costs no patience
-            self.looks += 1
-        if better:
-            self.best = {"epoch": number, "auprc": auprc}
+            self.looks, self.best = 0, {"epoch": number, "auprc": auprc}
             self.write_weights("best")
+        elif number % self.p.valid_every == 0:  # an extra validation in the last epoch does not count
+            self.looks += 1
         self.write_weights("last")
         self.save()
         windows_left = (self.p.epochs - number) * self.progress.windows
         self.progress.epoch(row, better, windows_left / row["windows_per_s"])
 
     def log(self, epoch: int, step: int, auprc: float | None = None) -> dict[str, Any]:
-        """A row of the history, and the sums start again."""
+        """Append a row to the history and start the sums again."""
         self.join_sums()
         now = time.monotonic()
         speed = self.seen_windows / (now - self.since)
@@ -189,7 +190,7 @@ class _Training:
     # ------------------------------------------------------------------------------------------------ keeping
 
     def join_sums(self) -> None:
-        """The sums of all processes go to the first one; the others begin again."""
+        """Add up the sums of all processes."""
         if self.team.size > 1:
             self.watch.sums = {name: self.team.sum(value) for name, value in self.watch.sums.items()}
             self.watch.kappa = self.team.extremes(self.watch.kappa)
@@ -197,7 +198,7 @@ class _Training:
     def save(self) -> None:
         self.join_sums()
         if not all(bool(parameter.isfinite().all()) for parameter in self.parameters):
-            raise NotFinite(f"the weights are not finite any more; the last good state is kept in {self.state}")
+            raise NotFinite(f"the weights are no longer finite; the last good state is kept in {self.state}")
         if self.team.first:
             about = {"windows": self.windows.state_dict(), "rows": self.rows, "best": self.best, "looks": self.looks}
             checkpoint.save(self.state, self.model, self.optimizer, self.watch.state_dict(), about)
@@ -212,7 +213,7 @@ class _Training:
             checkpoint.write_tensors(self.run.folder / f"{name}.safetensors", self.model.state_dict(), about)
 
     def end(self, status: str) -> Run:
-        """The run with its best weights in the model."""
+        """Write the status and put the best weights into the model."""
         if self.team.first:
             self.run.write(self.rows, status=status, best=self.best)
         self.team.wait()
@@ -221,9 +222,9 @@ class _Training:
             checkpoint.load_weights(self.model, best)
         self.model.eval()
         if status == "stopped":
-            kept = f"the model has the weights of epoch {self.best['epoch']}" if self.best else "no look at AUPRC yet"
+            kept = f"the model has the weights of epoch {self.best['epoch']}" if self.best else "no validation yet"
             where = f"epoch {self.windows.epoch + 1} after {self.windows.step} steps"
-            self.progress.say(f"stopped in {where}; {kept}. Call fit with the same arguments to go on.")
+            self.progress.say(f"stopped in {where}; {kept}. Call fit with the same arguments to resume.")
         return self.run
 
 
@@ -231,9 +232,30 @@ class _Training:
 
 
 def validation_auprc(model: nn.Module, dataset: Dataset, p: TrainParams, team: Group) -> float:
-    """Mean full-ranking AP of the validation items; each process looks at its share of the users."""
+    """Mean AP of the validation items over the full ranking; each process ranks for its share of the users."""
     users = sample_users(dataset, p.valid_users, p.seed)
     mine = users[team.rank :: team.size]
-    found = average_precision(target_ranks(model, dataset, mine, "valid")).sum() if len(mine) else 0.0
+    found = average_precision_of_ranks(target_ranks(model, dataset, mine, "valid")).sum() if len(mine) else 0.0
     device = next(iter([*model.parameters(), *model.buffers()])).device
     return team.sum(torch.tensor(float(found), dtype=torch.float64, device=device)).item() / len(users)
+
+
+@contextmanager
+def stopped_by_ctrl_c() -> Iterator[threading.Event]:
+    """An event that the first Ctrl-C sets, so that the current step is completed; the second one interrupts at once."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def on_interrupt(*_: Any) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)

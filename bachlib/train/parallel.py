@@ -1,10 +1,10 @@
 """Data-parallel training: torchrun starts the processes, `group` joins them (gloo on CPU, nccl on CUDA).
 
-Each process takes its share of the rows of every batch, and gradients are averaged. The candidate set stays that of the
-joint batch: everybody draws the same batch from the same seed, so the other processes' positives are known without
-being sent, and are passed on among the negatives. Two processes with B/2 rows each therefore take the step of one
-process with B rows, up to rounding and the dropout masks. (Were each to use its own positives only, the in-batch
-negatives would fall from B − 1 to B/2 − 1, and with them the difficulty of the task: losses could not be compared.)
+Each process takes its share of the rows of every batch, and gradients are averaged. The candidate set is that of the
+whole batch: all processes draw the same batch from the same seed, so each knows the positives of the others and adds
+them to its negatives. Two processes with B/2 rows each therefore take the same step as one process with B rows, up to
+rounding and dropout masks. (With its own positives only, a process would have B/2 − 1 in-batch negatives instead of
+B − 1: an easier task, and losses that cannot be compared.)
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Group:
 
     @property
     def first(self) -> bool:
-        """The one that writes and speaks."""
+        """Is this the process that writes files and prints?"""
         return self.rank == 0
 
     def rows(self, batch_size: int) -> slice:
@@ -37,7 +37,7 @@ class Group:
         return slice(self.rank * share, (self.rank + 1) * share)
 
     def average(self, parameters: list[Tensor], *extra: float | Tensor) -> list[float]:
-        """Average all gradients in place, and these numbers too, in one message."""
+        """Average all gradients in place, and the numbers `extra`, in one message."""
         if self.size == 1:
             return [float(x) for x in extra]
         gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
@@ -51,7 +51,7 @@ class Group:
         return numbers.tolist()
 
     def same(self, tensors: Iterable[Tensor]) -> None:
-        """Everybody gets the values of the first process."""
+        """Copy the values of the first process to all others."""
         if self.size > 1:
             for tensor in tensors:
                 dist.broadcast(tensor.detach(), 0)
@@ -76,7 +76,7 @@ class Group:
 
 def chosen_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
-        raise BachError("device='cuda': torch sees no GPU here; device='auto' takes one where there is one")
+        raise BachError("device='cuda': torch finds no GPU; device='auto' uses a GPU only if there is one")
     if name == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))  # torchrun: one GPU per process
@@ -86,7 +86,7 @@ def chosen_device(name: str) -> torch.device:
 
 @contextmanager
 def group(device: torch.device) -> Iterator[Group]:
-    """The processes torchrun has started, or this one alone."""
+    """The processes that torchrun has started, or this one alone."""
     if int(os.environ.get("WORLD_SIZE", 1)) == 1:
         yield Group()
         return

@@ -1,9 +1,9 @@
-"""A run: the folder in which a training leaves its weights, history and status, and the model with the best weights.
+"""A run: the folder of a training with its weights, history and status.
 
 run.json               method, parameters, data set, status, best AUPRC
 history.parquet        a row per epoch: see `watch`
-best.safetensors       weights with the best validation AUPRC; last.safetensors those of the last epoch
-resume.safetensors     everything needed to go on
+best.safetensors       weights with the best validation AUPRC; last.safetensors has those of the last epoch
+resume.safetensors     everything needed to resume
 environment.json       versions
 """
 
@@ -43,7 +43,7 @@ CODE = ("model", "rank", "train", "data/dataset.py", "data/windows.py")
 class Run:
     """`model` has the best weights; `history` is a table; `status` is running, finished, stopped or diverged."""
 
-    weights = "best"  # which ones the model has
+    weights = "best"  # the weights in the model: best or last
 
     def __init__(self, folder: Path, model: nn.Module, about: dict[str, Any]):
         self.folder, self.model, self.about = folder, model, about
@@ -54,7 +54,7 @@ class Run:
 
     @property
     def best(self) -> dict[str, Any]:
-        """epoch and AUPRC of the best look at the validation items."""
+        """Epoch and AUPRC of the best validation."""
         return self.about["best"]
 
     @property
@@ -94,13 +94,13 @@ class Run:
 
     @classmethod
     def load(cls, folder: str | Path, dataset: Dataset, model: nn.Module | None = None, weights: str = "best") -> Run:
-        """A run from its folder, with its best (or last) weights; `model` only where it has parts of your own."""
+        """Load a run with its best (or last) weights; pass `model` if it was built with your own modules."""
         folder = Path(folder)
         about = read_about(folder)
         config = about["identity"]["model"]
         if model is None:
             if config["own"]:
-                raise BachError(f"{folder} was trained with your own {', '.join(config['own'])}: pass the model")
+                raise BachError(f"{folder} was trained with your own {', '.join(config['own'])}: pass model=")
             params = dict(config["params"])
             method = config["method"] if config["method"] != "own" else Method(**config["row"])
             model = build(method, dataset, params.pop("k"), **params)
@@ -145,7 +145,7 @@ def find_run(name: str | Path) -> Path:
 
 
 def data_of(folder: Path, data: Path | None = None) -> Dataset:
-    """The data set a run was trained on: in outputs/data, or where `data` says; with its cold users, if it had any."""
+    """The data set of a run, with its cold users if it had any: from outputs/data, or from the folder `data`."""
     told = read_about(folder)["identity"]["data"]
     dataset = Dataset.load(data or output_dir("data", told["name"]))
     return dataset.strict(**told["strict"]) if "strict" in told else dataset
@@ -157,4 +157,4 @@ def read_about(folder: Path) -> dict[str, Any]:
     try:
         return json.loads((folder / "run.json").read_text(encoding="utf-8"))
     except ValueError:
-        raise BachError(f"{folder / 'run.json'} is damaged; train anew with fresh=True") from None
+        raise BachError(f"{folder / 'run.json'} is damaged; train again with fresh=True") from None

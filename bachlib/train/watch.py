@@ -1,39 +1,46 @@
-"""What there is to see while a model trains: one row of the history per epoch (or per `log_steps` steps).
+"""What a training reports: a row of the history per epoch (or per `log_steps` steps), progress, and divergence.
 
 loss, reconstruction, prior, entropy    means over the steps (nats per example)
 usage, kappa, gradient                  per head: share of γ, mean κ, share of the gradient that reaches the heads
-effective_heads                         exp of the entropy of the mean γ: how many heads are in use
+effective_heads                         exp of the entropy of the mean γ: the number of heads in use
 head_cosine                             mean cosine between two heads of a user
-pi_heads                                exp of the mean entropy of π_u: among how many heads a user's weight is spread
+pi_heads                                exp of the mean entropy of π_u: the number of heads a user's weight covers
 """
 
 from __future__ import annotations
 
 import math
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from tqdm import tqdm
 
 from bachlib.model.twotower import Objective
 
+SCALARS = ("steps", "loss", "reconstruction", "prior", "entropy", "head_cosine", "pi_entropy")
+PER_HEAD = ("usage", "kappa", "gradient")
+
 
 class Watch:
-    """Running sums over steps, kept on the device, so that looking does not slow a GPU down."""
+    """Running sums over steps, kept on the device, so that reading them does not slow down a GPU."""
 
     def __init__(self, k: int, device: torch.device):
         self.k, self.device = k, device
         self.reset()
 
     def reset(self) -> None:
-        scalars = ("steps", "loss", "reconstruction", "prior", "entropy", "head_cosine", "pi_entropy")
-        self.sums = {name: torch.zeros((), dtype=torch.float64, device=self.device) for name in scalars}
+        self.sums = {name: torch.zeros((), dtype=torch.float64, device=self.device) for name in SCALARS}
         self.sums |= {name: torch.zeros(self.k, dtype=torch.float64, device=self.device) for name in PER_HEAD}
         self.kappa = torch.tensor([math.inf, -math.inf], dtype=torch.float64, device=self.device)  # min, max
 
     @torch.no_grad()
     def look(self, seen: Objective) -> None:
-        """Add a step; call it before the backward pass, in which the gradient is looked at."""
+        """Add a step. Call it before the backward pass, which adds the gradient."""
         heads, log_pi, kappa = (x.detach() for x in seen.encoded)
         add = {"steps": 1, "loss": seen.loss.detach(), **seen.terms}
         total = heads.sum(1).square().sum(-1)  # |Σ_r u_r|² = k + Σ_{r≠s} ⟨u_r, u_s⟩
@@ -66,10 +73,110 @@ class Watch:
         self.kappa = state["kappa_range"].to(self.device)
 
 
-PER_HEAD = ("usage", "kappa", "gradient")
-
-
 def effective_heads(usage: list[float]) -> float:
-    """exp H of the mean γ: k where all heads explain as much, 1 where one does all."""
+    """exp of the entropy of the mean γ: k if all heads explain equally much, 1 if one head explains everything."""
     total = sum(usage)
     return math.exp(-sum(u / total * math.log(u / total) for u in usage if u > 0))
+
+
+class Progress:
+    """Progress on the screen: a bar in a terminal, one updated output in a notebook, else a line per epoch."""
+
+    def __init__(self, epochs: int, windows: int, quiet: bool):
+        self.epochs, self.windows, self.quiet = epochs, windows, quiet
+        self.bar: tqdm | None = None
+        self.terminal = not quiet and sys.stderr.isatty()
+        self.notebook = None if quiet or self.terminal else _notebook_display()
+        self.lines: list[str] = []
+        self.shown = 0.0
+
+    def step(self, epoch: int, done: int, n: int, row: Callable[[], dict[str, Any]]) -> None:
+        """`done` windows of the epoch are done, the last `n` of them in this step; `row()` is the row so far."""
+        if self.terminal:
+            if self.bar is None:
+                self.bar = tqdm(
+                    total=self.windows, initial=done - n, unit=" windows", unit_scale=True, leave=False,
+                    dynamic_ncols=True, desc=f"epoch {epoch}/{self.epochs}",
+                )  # fmt: skip
+            self.bar.update(n)
+        if (self.bar or self.notebook) and time.monotonic() - self.shown > 0.5:
+            self.shown = time.monotonic()
+            if self.bar:
+                self.bar.set_postfix_str(_in_short(row()))
+            else:
+                self._update(f"epoch {epoch}/{self.epochs} · {done / self.windows:4.0%} · {_in_short(row())}")
+
+    def epoch(self, row: dict[str, Any], best: bool, seconds_left: float) -> None:
+        self.close()
+        auprc = "" if row["valid_auprc"] is None else f" · AUPRC {row['valid_auprc']:.4f}{' (best)' if best else ''}"
+        left = f", at most {_duration(seconds_left)} left" if seconds_left else ""
+        speed = f"{row['windows_per_s']:,.0f} windows/s{left}"
+        self.say(f"epoch {row['epoch']:>3}/{self.epochs} · {_in_short(row)}{auprc} · {speed}")
+
+    def say(self, line: str) -> None:
+        if self.quiet:
+            return
+        if self.notebook:
+            self.lines.append(line)
+            self._update()
+        elif self.terminal:
+            tqdm.write(line, file=sys.stderr)
+        else:
+            print(line, flush=True)
+
+    def _update(self, now: str = "") -> None:
+        """Show the first epoch, the last ones and the current step."""
+        lines = self.lines if len(self.lines) <= 6 else [self.lines[0], "…", *self.lines[-4:]]
+        self.notebook.update({"text/plain": "\n".join([*lines, *([now] if now else [])])}, raw=True)
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
+            self.bar = None
+
+
+def _in_short(row: dict[str, Any]) -> str:
+    text = f"loss {row['loss']:.3f}"
+    if row["entropy"] or row["prior"]:  # BACH: the three terms and the range of κ
+        text += f" = −({row['reconstruction']:.3f} {row['prior']:+.3f} {row['entropy']:+.3f})"
+        text += f" · κ {row['kappa_min']:.1f}–{row['kappa_max']:.1f}"
+    return f"{text} · heads {row['effective_heads']:.1f}/{len(row['usage'])}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _notebook_display():
+    """An output of the current cell that can be updated, or None outside of a notebook."""
+    if "IPython" not in sys.modules:
+        return None
+    from IPython import get_ipython
+    from IPython.display import display
+
+    shell = get_ipython()
+    if shell is None or type(shell).__name__ != "ZMQInteractiveShell":
+        return None
+    return display({"text/plain": "training …"}, raw=True, display_id=True)
+
+
+def divergence(
+    model: nn.Module, seen: Objective | None, wrong: str, loss: float, place: str, learning_rate: float, state: Path
+) -> str:
+    """The message about a step whose loss or gradient is not finite; `wrong` is the error that stopped it, if any."""
+    terms = {name: value.item() for name, value in seen.terms.items()} if seen else {}
+    bad_terms = [wrong] if wrong else [f"{name} = {value}" for name, value in terms.items() if not math.isfinite(value)]
+    parameters = dict(model.named_parameters())
+    bad = [name for name, q in parameters.items() if q.grad is not None and not q.grad.isfinite().all()]
+    largest = sorted(parameters, key=lambda name: -parameters[name].detach().abs().nan_to_num(torch.inf).max())[:3]
+    kappa = "κ from {:.4g} to {:.4g}, ".format(*seen.encoded.kappa.detach().aminmax()) if seen else ""
+    return (
+        f"training diverged in {place}: loss = {loss}"
+        f"\n  terms: {', '.join(bad_terms) or 'all finite, ' + str({n: round(v, 4) for n, v in terms.items()})}"
+        f"\n  gradient not finite in: {', '.join(bad[:6]) or 'none'}{' …' if len(bad) > 6 else ''}"
+        f"\n  {kappa}learning rate {learning_rate:g}, largest parameters: "
+        + ", ".join(f"{name} (|max| {parameters[name].detach().abs().max():.4g})" for name in largest)
+        + f"\n  the last good state is kept in {state}; a smaller learning rate or a larger tau usually helps"
+    )

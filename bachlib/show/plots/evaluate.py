@@ -7,6 +7,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from bachlib.rank import metrics
 from bachlib.show.plots.style import COLOURS, GREY, INK, LIGHT
 
 BETTER, WORSE = COLOURS[0], COLOURS[5]
@@ -17,9 +18,9 @@ def recall_curves(ranks: dict[str, np.ndarray], up_to: int = 500) -> go.Figure:
     cuts = np.unique(np.geomspace(1, up_to, 60).astype(int))
     figure = go.Figure()
     for n, (name, r) in enumerate(ranks.items()):
-        y = [(r <= k).mean() for k in cuts]
+        y = [metrics.recall_of_ranks(r, k).mean() for k in cuts]
         figure.add_scatter(x=cuts, y=y, name=name, line={"color": COLOURS[n % len(COLOURS)], "width": 2.5})
-    at = {name: (r <= 50).mean() for name, r in ranks.items()}
+    at = {name: metrics.recall_of_ranks(r, 50).mean() for name, r in ranks.items()}
     best = max(at, key=at.get)
     figure.update_xaxes(title="length of the list, K", type="log", dtick="D2")
     figure.update_yaxes(title="Recall@K", rangemode="tozero", tickformat=".0%")

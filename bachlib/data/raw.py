@@ -1,7 +1,7 @@
-"""From what the user has (a file, a gzip, a zip, a folder of any of these) to plain UTF-8 files on disk.
+"""Find raw files in what the user has (a file, a gzip, a zip, a folder of these) and unpack them to plain UTF-8 files.
 
-Compressed or differently encoded files are unpacked into the work folder, because a gzip that stops half-way or a
-zip whose checksum is wrong must be an error here and not a shorter log.
+Compressed or differently encoded files are unpacked before they are read: a gzip that was cut off or a zip with a wrong
+checksum must be an error, not a shorter log.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CHUNK = 1 << 22
 
 @dataclass(frozen=True)
 class RawFile:
-    """One raw file, perhaps a member of a zip. `label` is what messages call it."""
+    """One raw file, perhaps a member of a zip. `label` is its name in messages."""
 
     path: Path
     member: str | None = None
@@ -38,7 +38,7 @@ class RawFile:
 
     @contextmanager
     def open(self) -> Iterator[IO[bytes]]:
-        """The decompressed bytes; a damaged archive is an error that names it."""
+        """The decompressed bytes. A damaged archive is an error that names it."""
         try:
             if self.member:
                 with zipfile.ZipFile(self.path) as archive, archive.open(self.member) as stream:
@@ -63,7 +63,7 @@ def is_gzip(path: Path) -> bool:
 
 
 def find_raw(path: str | Path, pattern: str, required: bool = True) -> list[RawFile]:
-    """All raw files called `pattern` in a file, folder or zip, in natural order (`_2` before `_10`)."""
+    """All raw files in a file, folder or zip that match `pattern`, in natural order (`_2` before `_10`)."""
     path = Path(path).expanduser()
     if not path.exists():
         raise BachError(f"{path} does not exist")
@@ -80,16 +80,16 @@ def find_raw(path: str | Path, pattern: str, required: bool = True) -> list[RawF
             listing = archive.namelist()
         found = [RawFile(path, n) for n in listing if _called(n.rsplit("/", 1)[-1], pattern) and "__MACOSX" not in n]
     elif path.suffix == ".zip":
-        raise BachError(f"{path} is not a readable zip: damaged or cut off; download it again")
+        raise BachError(f"{path} is a damaged or incomplete zip; download it again")
     else:
         return [RawFile(path)]
     if required and not found:
         kind = "folder" if path.is_dir() else "zip"
-        shown = ", ".join(listing[:10]) or "nothing"
-        raise BachError(f"the {kind} {path} holds no {pattern}; it holds {shown}{' …' if len(listing) > 10 else ''}")
+        shown = ", ".join(listing[:10]) or "no files"
+        raise BachError(f"the {kind} {path} has no file {pattern}; it has {shown}{' …' if len(listing) > 10 else ''}")
     if len(found) > 1 and "*" not in pattern:
         several = ", ".join(str(raw.path.relative_to(path)) if not raw.member else raw.label for raw in found)
-        raise BachError(f"{path} holds more than one {pattern}: {several}; pass the one you mean")
+        raise BachError(f"{path} has more than one {pattern}: {several}; pass the path of one of them")
     return sorted(found, key=lambda raw: _natural(raw.label))
 
 
@@ -102,7 +102,7 @@ def _natural(name: str) -> list[str | int]:
 
 
 def beside(raw: RawFile, pattern: str) -> RawFile | None:
-    """The file called `pattern` next to `raw`: in the same zip, else in the same folder."""
+    """The file that matches `pattern` beside `raw`: in the same zip, else in the same folder."""
     if raw.member:
         found = find_raw(raw.path, pattern, required=False)
     else:
@@ -111,11 +111,11 @@ def beside(raw: RawFile, pattern: str) -> RawFile | None:
 
 
 def as_plain(raw: RawFile, work: Path, encoding: str = "utf-8") -> Path:
-    """A plain UTF-8 file with the content of `raw`: itself where it is one, else a copy in the work folder."""
+    """A plain UTF-8 file with the content of `raw`: the file itself if it is one, else a copy in the folder `work`."""
     try:
         decoder = codecs.getincrementaldecoder(encoding)()
     except LookupError:
-        raise BachError(f"encoding={encoding!r} is not an encoding Python knows; 'latin-1' and 'cp1252' are") from None
+        raise BachError(f"encoding={encoding!r} is unknown to Python; examples are 'latin-1' and 'cp1252'") from None
     utf8 = codecs.lookup(encoding).name == "utf-8"
     if raw.plain and utf8:
         return raw.path
@@ -136,7 +136,7 @@ def as_plain(raw: RawFile, work: Path, encoding: str = "utf-8") -> Path:
 
 
 def fingerprint(raw: RawFile) -> dict[str, str | int]:
-    """Name, size and SHA-256 of the file the user gave (of the zip, where it is one)."""
+    """Name, size and SHA-256 of the file that the user gave (of the zip, for a member of a zip)."""
     with raw.path.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     return {"name": raw.path.name, "bytes": raw.path.stat().st_size, "sha256": digest}

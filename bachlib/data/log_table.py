@@ -1,0 +1,143 @@
+"""The DuckDB table `log` that every reader fills: its connection, its columns, its times, and rows that cannot be read.
+
+`log` has the columns user, item, time (an integer of any unit: only its order counts) and, where the data set has them,
+rating, title and genre. Its row order is the order of the raw log, so `rowid` breaks ties in time. An unreadable row
+never disappears silently: `BadRows` counts it and keeps file, line and reason.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from bachlib import BachError
+from bachlib.params import PrepareParams
+
+SHOWN = 5  # bad rows that a message quotes; the others are only counted
+
+DATES = ["%m/%d/%Y", "%d/%m/%Y", "%d.%m.%Y", "%Y/%m/%d", "%m/%d/%y", "%d/%m/%y", "%d.%m.%y", "%y-%m-%d", "%d-%m-%y"]
+DATE_FORMATS = [date + clock for date in DATES for clock in ("", " %H:%M", " %H:%M:%S")]
+
+# a time given as a number of any unit, with up to six decimals: the times of all files compare exactly
+NUMBER = "DECIMAL(38, 6)"
+
+
+@dataclass
+class BadRows:
+    """The rows that could not be read: their number and messages about the first few."""
+
+    count: int = 0
+    first: list[str] = field(default_factory=list)
+
+    def add(self, count: int, messages: list[str]) -> None:
+        self.count += count
+        self.first = (self.first + [shortened(message) for message in messages])[:SHOWN]
+
+    def __str__(self) -> str:
+        more = f"\n  … {self.count:,} rows in all" if self.count > len(self.first) else ""
+        return "\n".join(f"  {message}" for message in self.first) + more
+
+
+def shortened(text: str, most: int = 300) -> str:
+    return text if len(text) <= most else text[:most] + "…"
+
+
+def connect(memory: str, spill: Path, threads: int | None = None) -> duckdb.DuckDBPyConnection:
+    """An in-memory database in UTC without a progress bar; data beyond `memory` goes to the folder `spill`."""
+    config = {"memory_limit": memory, "temp_directory": str(spill)} | ({"threads": threads} if threads else {})
+    con = duckdb.connect(config=config)
+    con.execute("SET enable_progress_bar = false; SET TimeZone = 'UTC'")
+    return con
+
+
+def quote(text: str) -> str:
+    """Text as an SQL literal."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def quote_path(path: Path) -> str:
+    """A file name as an SQL literal, with `*`, `?` and `[` escaped: DuckDB would read them as a pattern."""
+    return quote(re.sub(r"[*?\[]", r"[\g<0>]", str(path)))
+
+
+class LogTable:
+    """The table `log`, the parameters it is read with, and the rows that could not be read."""
+
+    def __init__(self, con: duckdb.DuckDBPyConnection, params: PrepareParams):
+        self.con, self.params, self.bad = con, params, BadRows()
+
+    def one(self, query: str, values: list[Any] | None = None) -> tuple[Any, ...]:
+        """The first row of a query's result."""
+        return self.con.execute(query, values).fetchall()[0]
+
+    def append(self, select: str, columns: list[str], label: str) -> None:
+        """Append the rows of `select` to `log`; the first call creates the table."""
+        known = self.con.execute("SELECT column_name FROM duckdb_columns() WHERE table_name = 'log'").fetchall()
+        if not known:
+            self.con.execute(f"CREATE TABLE log AS {select}")
+        elif {name for (name,) in known} != set(columns):
+            before, here = (", ".join(sorted(names)) for names in ([name for (name,) in known], columns))
+            raise BachError(f"{label} has the columns {here}, but the files before it have {before}")
+        else:
+            self.con.execute(f"INSERT INTO log BY NAME {select}")
+
+    def named_columns(self, found: list[str], label: str) -> dict[str, str]:
+        """Role → column of the user's log. Without `columns=` the columns must be called user, item, time, …"""
+        named = {"user": "user", "item": "item", "time": "time"}
+        if self.params.columns is None:
+            named |= {role: role for role in ("rating", "title", "genre") if role in found}
+        else:
+            named |= self.params.columns
+        missing = [f"{column!r} ({role})" for role, column in named.items() if column not in found]
+        if missing:
+            raise BachError(
+                f"{label} has no column {', '.join(missing)}; its columns are {', '.join(map(repr, found))}. "
+                'Say which is which with columns={"user": …, "item": …, "time": …} (--user … --item … --time …)'
+            )
+        for role, column in named.items():
+            others = [other for other in named if named[other] == column and other != role]
+            if others:
+                raise BachError(f"columns= names {column!r} for both {role} and {others[0]}; each needs its own column")
+        return named
+
+    def time_type(self, sample: list[str], label: str, column: str) -> tuple[str, str | None]:
+        """(SQL type, date format) that reads most of the sample: numbers, ISO dates or a common date format."""
+        if self.params.time_format:
+            return "TIMESTAMP", self.params.time_format
+        sample = [text for text in sample if text.strip()]
+        if not sample:
+            return NUMBER, None
+        year = r"regexp_matches(t, '\d{4}')"  # 03/10/20 is not in the year 20
+        tests = {
+            (NUMBER, None): f"TRY_CAST(t AS {NUMBER}) IS NOT NULL",
+            ("TIMESTAMPTZ", None): r"TRY_CAST(t AS TIMESTAMPTZ) IS NOT NULL AND regexp_matches(t, '^\s*\d{4,}-\d')",
+        }
+        for form in DATE_FORMATS:
+            tests["TIMESTAMP", form] = f"try_strptime(t, {quote(form)}) IS NOT NULL AND {year} = {'%Y' in form}"
+        counts = ", ".join(f"count(*) FILTER ({test})" for test in tests.values())
+        fits = self.one(f"SELECT {counts} FROM (SELECT unnest($1) AS t)", [sample])
+        if max(fits) * 2 <= len(sample):
+            best = tests[max(zip(fits, tests, strict=True), key=lambda pair: pair[0])[1]]
+            (wrong,) = self.one(f"SELECT t FROM (SELECT unnest($1) AS t) WHERE NOT ({best}) LIMIT 1", [sample])
+            raise BachError(
+                f"{label}: column {column!r} should hold the time as a number or a date and holds {wrong!r}; "
+                "name another column, or pass its format, e.g. time_format='%d/%m/%Y %H:%M'"
+            )
+        winners = [kind for kind, n in zip(tests, fits, strict=True) if n == max(fits)]
+        if len(winners) > 1 and winners[0][1]:
+            raise BachError(
+                f"{label}: column {column!r} holds dates like {sample[0]!r}, which fit both {winners[0][1]} and "
+                f"{winners[1][1]}; choose one with time_format="
+            )
+        return winners[0]
+
+
+def integer_time(expression: str, kind: str) -> str:
+    """SQL that turns a time of any type into an integer with the same order: millionths of its unit."""
+    if kind.startswith(("TIMESTAMP", "DATE")):
+        return f"epoch_us({expression})::HUGEINT"
+    return f"(TRY_CAST({expression} AS {NUMBER}) * 1000000)::HUGEINT"

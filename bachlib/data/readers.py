@@ -1,0 +1,287 @@
+"""Readers of raw logs: they append a file of any supported format to the DuckDB table `log`.
+
+Here are delimited text (the authors' formats, checked against their first line, and any CSV) and Parquet; `netflix` has
+a module of its own, because its log is not a table.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+
+from bachlib import BachError
+from bachlib.data.log_table import SHOWN, LogTable, integer_time, quote, quote_path, shortened
+from bachlib.data.netflix import read_netflix
+from bachlib.data.raw import RawFile, as_plain
+from bachlib.data.sources import Source
+from bachlib.params import PrepareParams
+
+REJECTS_LIMIT = 100_000  # bad rows DuckDB remembers per file if they stop the run
+
+
+def read_log(log: LogTable, source: Source, raws: list[RawFile], work: Path) -> None:
+    """Read the raw files into the table `log`; unpacked files go to the folder `work`."""
+    for raw in raws:
+        if source.name == "parquet":
+            read_parquet(log, as_plain(raw, work), raw.label)
+            continue
+        plain = as_plain(raw, work, log.params.encoding)
+        if source.name == "netflix":
+            read_netflix(log, plain, raw.label)
+        else:
+            read_text(log, source, plain, raw.label)
+        if plain != raw.path:
+            plain.unlink()
+    if log.one("SELECT count(*) FROM log") == (0,) and not log.bad.count:
+        raise BachError(f"{', '.join(raw.label for raw in raws)}: the log is empty, it has no interaction")
+
+
+# ---------------------------------------------------------------------------------------------- delimited text
+
+
+@dataclass
+class Layout:
+    """The format of a text log: its fields as name → SQL type, in file order; unused fields start with `_`."""
+
+    fields: dict[str, str]
+    delimiter: str
+    header: bool
+    quote: str = ""  # the authors' formats do not use quotes
+    time_format: str | None = None
+
+    def rows(self, path: Path) -> Iterator[tuple[int, list[str]]]:
+        """(line number, fields) in plain Python: slow, for messages and samples only."""
+        with path.open(encoding="utf-8", errors="replace", newline="") as stream:
+            if not self.quote:
+                rows = ((n, line.rstrip("\r\n").split(self.delimiter)) for n, line in enumerate(stream, 1))
+            else:
+                csv.field_size_limit(2**31 - 1)
+                reader = csv.reader(stream, delimiter=self.delimiter)
+                rows = ((reader.line_num, row) for row in reader)
+            yield from itertools.islice(rows, int(self.header), None)
+
+
+def read_text(log: LogTable, source: Source, path: Path, label: str) -> None:
+    """Append one delimited file to the table `log`. Unreadable rows go to `log.bad` with their line numbers."""
+    layout = _known_layout(source, path, label) if source.columns else _own_layout(log, path, label)
+    used = [name for name in layout.fields if not name.startswith("_")]
+    where = _not_cut_off(log, path, layout, label) if source.columns else "true"
+    if "behavior" in used:  # any behaviour counts as liked, but it has to be one of the four
+        used.remove("behavior")
+        where += " AND behavior IS NOT NULL"
+    time = "time" if source.columns else integer_time("time", layout.fields["time"])
+    chosen = ", ".join(f"{time} AS time" if name == "time" else name for name in used)
+    log.con.execute("DROP TABLE IF EXISTS reject_errors; DROP TABLE IF EXISTS reject_scans")
+    log.append(f"SELECT {chosen} FROM {_relation(path, layout, log.params)} WHERE {where}", used, label)
+    _collect_rejects(log, path, label)
+    _drop_empty(log, path, layout, label)
+
+
+def _collect_rejects(log: LogTable, path: Path, label: str) -> None:
+    """The rows DuckDB could not parse. It counts rows, not lines, so line numbers come from byte positions."""
+    (count,) = log.one("SELECT count(DISTINCT line_byte_position) FROM reject_errors")
+    if not count:
+        return
+    first = log.con.execute(f"""
+        SELECT line_byte_position, arg_min(column_name, column_idx), arg_min(error_type, column_idx),
+               arg_min(error_message, column_idx), any_value(csv_line)
+        FROM reject_errors GROUP BY line_byte_position
+        ORDER BY bool_or(error_type = 'UNQUOTED VALUE') DESC, line_byte_position LIMIT {SHOWN}
+    """).fetchall()
+    lines = _lines_at(path, [position for position, *_ in first])
+    messages = [_explain(f"{label}, line {line}", *row[1:]) for line, row in zip(lines, first, strict=True)]
+    if first[0][2] == "UNQUOTED VALUE":  # this row swallows everything up to the next quote
+        raise BachError(f"{shortened(messages[0])}\nThe rows after an unclosed quote cannot be read: correct that line")
+    log.bad.add(count, messages)
+
+
+def _lines_at(path: Path, positions: list[int]) -> list[int]:
+    """The line numbers of byte positions (counted from 1)."""
+    lines = []
+    with path.open("rb") as stream:
+        for position in positions:
+            stream.seek(0)
+            left, line = position - 1, 1
+            while left > 0 and (chunk := stream.read(min(left, 1 << 22))):
+                line, left = line + chunk.count(b"\n"), left - len(chunk)
+            lines.append(line)
+    return lines
+
+
+def _relation(path: Path, layout: Layout, params: PrepareParams) -> str:
+    types = ", ".join(f"{quote(name)}: {quote(kind)}" for name, kind in layout.fields.items())
+    options = {
+        "auto_detect": "false",
+        "header": str(layout.header).lower(),
+        "delim": quote(layout.delimiter),
+        "quote": quote(layout.quote),
+        "escape": quote(layout.quote),
+        "nullstr": "'\x01'",  # never occurs, so an empty number is rejected with its line instead of read as NULL
+        "store_rejects": "true",
+        "hive_partitioning": "false",
+        "columns": f"{{{types}}}",
+    }
+    if layout.time_format:
+        options["timestampformat"] = quote(layout.time_format)
+    if params.on_bad_rows == "stop":
+        options["rejects_limit"] = str(REJECTS_LIMIT)
+    return f"read_csv({quote_path(path)}, {', '.join(f'{name} = {value}' for name, value in options.items())})"
+
+
+def _known_layout(source: Source, path: Path, label: str) -> Layout:
+    """The authors' format, after a check that the first line has it."""
+    first = _first_line(path, label)
+    fields = first.split(source.delimiter)
+    wanted = source.delimiter.join(source.header or source.columns)
+    if source.header and [field.strip('"') for field in fields] != list(source.header):
+        raise BachError(f"{label} is not a {source.name} log: its first line should be {wanted!r} and is {first!r}")
+    if len(fields) != len(source.columns):
+        raise BachError(f"{label} is not a {source.name} log: a line should look like {wanted!r} and is {first!r}")
+    return Layout(source.columns, source.delimiter, header=source.header is not None)
+
+
+def _own_layout(log: LogTable, path: Path, label: str) -> Layout:
+    """The format of the user's CSV: the delimiter is the one that finds the named columns in the first line."""
+    first = _first_line(path, label)
+    wanted = set((log.params.columns or {}).values()) | {"user", "item", "time"}
+    readings = {delimiter: next(csv.reader([first], delimiter=delimiter)) for delimiter in ",;\t|"}
+    delimiter = max(readings, key=lambda d: (len(wanted & set(readings[d])), len(readings[d])))
+    found = readings[delimiter]
+    named = log.named_columns(found, label)
+    role = {column: name for name, column in named.items()}
+    names = [role.pop(column, f"_{n}") for n, column in enumerate(found)]  # of a repeated column the first counts
+    layout = Layout(dict.fromkeys(names, "VARCHAR"), delimiter, header=True, quote='"')
+    at = names.index("time")
+    sample = [row[at] for _, row in itertools.islice(layout.rows(path), 10_000) if len(row) == len(names)]
+    layout.fields["time"], layout.time_format = log.time_type(sample, label, named["time"])
+    if "rating" in layout.fields:
+        layout.fields["rating"] = "DOUBLE"
+    return layout
+
+
+def _first_line(path: Path, label: str) -> str:
+    with path.open("rb") as stream:
+        first = stream.readline(65_536)
+    try:
+        text = first.decode("utf-8-sig").rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise BachError(_not_utf8(f"{label}, line 1")) from None
+    if not first.strip():
+        raise BachError(f"{label} is empty" + (" or begins with an empty line" if first else ""))
+    if "\r" in text:
+        raise BachError(f"{label} has old Mac line ends (carriage returns); convert them to line feeds")
+    if "\0" in text:
+        raise BachError(f"{label} is not a text file")
+    return text
+
+
+def _not_cut_off(log: LogTable, path: Path, layout: Layout, label: str) -> str:
+    """An SQL condition that leaves out a last line that was cut off inside its last field, the time.
+
+    The authors end every line with a line feed. A last line without one and with a shorter time than the line before
+    has lost digits, and the rest would be read as another time.
+    """
+    with path.open("rb") as stream:
+        stream.seek(max(0, path.stat().st_size - 4096))
+        tail = stream.read().decode("utf-8", errors="replace")
+    *_, before, last = ["", *tail.split("\n")]
+    values = dict(zip(layout.fields, last.split(layout.delimiter), strict=False))
+    if len(values) != len(layout.fields) or len(values["time"]) >= len(before.strip().split(layout.delimiter)[-1]):
+        return "true"  # complete, or too few fields: the reader rejects those itself
+    if not all(values[name].isdigit() for name in ("user", "item", "time")):
+        return "true"
+    (line,) = _lines_at(path, [path.stat().st_size])
+    log.bad.add(1, [f"{label}, line {line}: the last line is cut off: {last!r}"])
+    return "NOT (" + " AND ".join(f"{name} = {values[name]}" for name in ("user", "item", "time")) + ")"
+
+
+def _drop_empty(log: LogTable, path: Path, layout: Layout, label: str) -> None:
+    """Delete rows with empty ids or ratings that are not finite, which DuckDB accepts, and add them to `log.bad`."""
+    tests = {name: f"{name} = ''" for name in ("user", "item") if layout.fields[name] == "VARCHAR"}
+    tests |= {"rating": "NOT isfinite(rating)"} if "rating" in layout.fields else {}
+    wrong = " OR ".join(tests.values()) or "false"
+    (count,) = log.one(f"SELECT count(*) FROM log WHERE {wrong}")
+    if not count:
+        return
+    names = list(layout.fields)
+    shown = (
+        f"{label}, line {line}: {name} is {row[names.index(name)] or 'missing'}: {layout.delimiter.join(row)!r}"
+        for line, row in layout.rows(path)
+        for name in tests
+        if len(row) == len(names) and _is_empty(row[names.index(name)], number=name == "rating")
+    )
+    log.bad.add(count, list(itertools.islice(shown, SHOWN)))
+    log.con.execute(f"DELETE FROM log WHERE {wrong}")
+
+
+def _is_empty(text: str, number: bool) -> bool:
+    return text == "" or (number and text.strip(" -+").lower() in ("nan", "inf", "infinity"))
+
+
+def _explain(where: str, column: str | None, kind: str, message: str, text: str) -> str:
+    """A message about one rejected row."""
+    if kind == "CAST":
+        kinds = {"time": "a time", "rating": "a number", "behavior": "one of pv, buy, cart, fav"}
+        wrong = "missing" if 'convert string ""' in message else f"not {kinds.get(column, 'a whole number')}"
+        return f"{where}: {column} is {wrong}: {text!r}"
+    if kind == "INVALID ENCODING":
+        return _not_utf8(where)
+    return f"{where}: {kind.lower()} ({message.rstrip('.')}): {text!r}"
+
+
+def _not_utf8(where: str) -> str:
+    return f"{where}: the file is not UTF-8; pass its encoding, e.g. encoding='latin-1'"
+
+
+# ----------------------------------------------------------------------------------------------------- Parquet
+
+
+def read_parquet(log: LogTable, path: Path, label: str) -> None:
+    """Append one Parquet file to the table `log`. Rows with a missing or unreadable value go to `log.bad`."""
+    relation = f"read_parquet({quote_path(path)}, file_row_number = true, hive_partitioning = false)"
+    try:
+        described = log.con.execute(f"DESCRIBE SELECT * EXCLUDE (file_row_number) FROM {relation}").fetchall()
+    except duckdb.Error as error:
+        raise BachError(f"{label} is not a readable Parquet file: {str(error).splitlines()[0]}") from None
+    kinds = {name: kind for name, kind, *_ in described}
+    named = log.named_columns(list(kinds), label)
+    sql = {role: '"' + column.replace('"', '""') + '"' for role, column in named.items()}
+
+    chosen = {role: _id(sql[role], kinds[named[role]]) for role in ("user", "item")}
+    chosen |= {role: f"{sql[role]}::VARCHAR" for role in ("title", "genre") if role in named}
+    if "rating" in named:
+        chosen["rating"] = f"TRY_CAST({sql['rating']} AS DOUBLE)"
+    time, kind = sql["time"], kinds[named["time"]]
+    if kind == "VARCHAR":
+        texts = log.con.execute(f"SELECT {time} FROM {relation} WHERE {time} IS NOT NULL LIMIT 10000").fetchall()
+        kind, written = log.time_type([t for (t,) in texts], label, named["time"])
+        time = f"try_strptime({time}, {quote(written)})" if written else f"TRY_CAST({time} AS {kind})"
+    chosen["time"] = integer_time(time, kind)
+    columns = ", ".join(f"{expression} AS {role}" for role, expression in chosen.items())
+    select = f"SELECT {columns}, file_row_number AS row FROM {relation}"
+
+    needed = ["user", "item", "time"] + ["rating"] * ("rating" in named)
+    wrong = " OR ".join([f"{name} IS NULL" for name in needed] + ["NOT isfinite(rating)"] * ("rating" in named))
+    count, rows = log.one(f"""
+        SELECT count(*), list({{{", ".join(f"'{name}': {name}" for name in ["row", *needed])}}} ORDER BY row)[:{SHOWN}]
+        FROM ({select}) WHERE {wrong}
+    """)
+    for row in rows or []:
+        missing = ", ".join(name for name in needed if row[name] is None) or "rating"
+        log.bad.add(0, [f"{label}, row {row['row'] + 1}: {missing} is missing or cannot be read"])
+    log.bad.add(count, [])
+    log.append(f"SELECT * EXCLUDE (row) FROM ({select}) WHERE NOT ({wrong})", list(chosen), label)
+
+
+def _id(column: str, kind: str) -> str:
+    """An id as text, as in a CSV, so that files with different types fit together."""
+    if kind in ("DOUBLE", "FLOAT"):  # pandas turns whole numbers with a missing value into floats
+        return (
+            f"CASE WHEN isfinite({column}) THEN coalesce(TRY_CAST({column} AS BIGINT)::VARCHAR, {column}::VARCHAR) END"
+        )
+    return f"NULLIF({column}::VARCHAR, '')"
