@@ -39,7 +39,7 @@ from scipy import integrate
 from scipy.special import ive
 
 from bachlib.files import record
-from bachlib.model.sphere import KERNELS
+from bachlib.model.sphere import KERNELS, Kernel
 from bachlib.show import plots
 from bachlib.show.explorer.sphere import sphere_explorer
 from bachlib.show.source import source_of
@@ -66,7 +66,7 @@ def f64(x) -> torch.Tensor:
 # shows it. In code:
 
 # %%
-source_of(*(kernel.log_density for kernel in KERNELS.values()))
+source_of(Kernel.log_density, *(kernel.log_omega for kernel in KERNELS.values()))
 
 # %%
 plots.kernels_against_cosine(KERNELS, d=3, kappas=[1, 5, 20])

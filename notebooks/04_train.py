@@ -53,7 +53,7 @@ from torch import nn
 from bachlib.evaluate import diagnostics, evaluate, meaning
 from bachlib.experiment.stages import prepared, run_name, settings, trained
 from bachlib.files import output_dir, record
-from bachlib.model import methods, plain, towers
+from bachlib.model import methods, towers, twotower
 from bachlib.model.methods import build
 from bachlib.rank.ranks import sample_users
 from bachlib.show import plots
@@ -116,11 +116,11 @@ tuple(heads.shape), log_pi.exp().sum(-1).tolist(), kappa.unique().tolist(), tupl
 # is left out. Here is the loss in its plain form. `model.loss` gives the same value faster:
 
 # %%
-source_of(plain.plain_step_loss)
+source_of(twotower.plain_step_loss)
 
 # %%
 positive, negatives = torch.tensor([5, 6, 5]), torch.arange(50)
-fast, slow = model.loss(history, positive, negatives), plain.plain_step_loss(model, history, positive, negatives)
+fast, slow = model.loss(history, positive, negatives), twotower.plain_step_loss(model, history, positive, negatives)
 assert torch.isclose(fast, slow, rtol=1e-5)
 
 # %% [markdown]
