@@ -67,7 +67,7 @@ point.run.history.set_index("step").filter(["loss", "valid_auprc"]).dropna(how="
 #
 # ## Heads and $\kappa$
 #
-# These numbers are measured on held-out items, with the whole catalogue as candidates: the number of heads in use, their
+# Measured on held-out items, with the whole catalogue as candidates: the number of heads in use, their
 # mean cosine, and for BACH the gap $\mathrm{KL}(\gamma\,\|\,\gamma^{con})$ and $\kappa$. The paper finds the largest
 # $\kappa$ in the range below, without any prior on it.
 
