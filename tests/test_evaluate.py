@@ -243,7 +243,7 @@ def test_bach_evaluate_prints_the_table(run, world, tmp_path):
     done = subprocess.run([*command, "--data", str(world.folder)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "mostpop (test, 96 users): R@10" in done.stdout and "relative gain over all-multihead" in done.stdout
-    assert "small, test split, 96 users, seeds per method: 1." in done.stdout
+    assert "small, test split, 96 users; seeds per method: 1." in done.stdout
     assert Evaluation.load(tmp_path / "pop").means == evaluate(build("mostpop", world), world, quiet=True).means
     done = subprocess.run([*command, "--baseline", "x", "--data", str(world.folder)], capture_output=True, text=True)
     assert done.returncode == 2 and "should be one of the rows: mostpop, all-multihead, p-bach" in done.stderr

@@ -188,16 +188,20 @@ def summary(model: TwoTower, dataset: Dataset, users: Int[np.ndarray, " U"], spl
 
 @torch.no_grad()
 def interest_of_heads(
-    model: TwoTower, heads: Float[Tensor, "U k d"], item_interest: Int[np.ndarray, " n"] | Float[np.ndarray, "n m"]
+    model: TwoTower,
+    heads: Float[Tensor, "U k d"] | Float[np.ndarray, "U k d"],
+    item_interest: Int[np.ndarray, " n"] | Float[np.ndarray, "n m"],
+    items: Float[np.ndarray, "n d"] | None = None,
 ) -> Float[Tensor, "U k m"]:
-    """p_r(j) = Σ_{i in j} p_r(i): what each head's softmax over the whole catalogue (eq. 12) gives to each interest.
+    """p_r(j) = Σ_{i in j} p_r(i): the mass that each head's softmax over the catalogue (eq. 12) gives to interest j.
 
-    `item_interest` says which interest an item belongs to, or how much of each (its genres, say).
+    `item_interest`: the interest of each item, or its share of each (its genres, for example). `items`: the item
+    vectors, if they are known already.
     """
-    items = model.items()
+    items = model.items() if items is None else torch.as_tensor(items, device=model.device)
     member = torch.as_tensor(item_interest, device=items.device)
     member = (member if member.ndim == 2 else torch.nn.functional.one_hot(member.long())).to(items)  # (n, m)
-    return torch.stack([(u @ items.T / model.tau).softmax(-1) @ member for u in heads])
+    return torch.stack([(u @ items.T / model.tau).softmax(-1) @ member for u in torch.as_tensor(heads).to(items)])
 
 
 class Recovery(NamedTuple):

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 from scipy.cluster.vq import kmeans2
-from scipy.special import softmax
 
 from bachlib.data import Dataset
 from bachlib.evaluate.evaluation import genre_matrix, genre_names
@@ -100,10 +99,3 @@ def head_names(share: Float[np.ndarray, "k g"], genres: Genres) -> list[str]:
         plain.append(name)
         given.append(f"{name} #{same + 1}" if same and name != MIXED else name)
     return given
-
-
-def shares_of_heads(
-    heads: Float[np.ndarray, "k d"], items: Float[np.ndarray, "n d"], member: Float[np.ndarray, "n g"], tau: float
-) -> Float[np.ndarray, "k g"]:
-    """p_r(g) for the heads of one user; `diagnostics.interest_of_heads` has it for many."""
-    return softmax(heads @ items.T / tau, axis=1) @ member
