@@ -75,10 +75,7 @@ def test_rows_bold_and_marks():
 
 def test_a_single_seed_is_named_in_the_caption():
     one = matched(grid("all-multihead", "p-bach", seeds=(0,)), "k")
-    assert (
-        "seeds per cell: 1." in one.caption
-        and "Single seed: the intervals do not include" in one.caption
-    )
+    assert "seeds per cell: 1." in one.caption and "Single seed: the intervals do not include" in one.caption
     uneven = matched([*grid("all-multihead"), *grid("p-bach", seeds=(0,))], "k")
     assert "seeds per cell: 1 or 2." in uneven.caption and "Single seed" in uneven.caption
 
@@ -277,10 +274,7 @@ def test_the_report_lists_what_failed_and_trains_nothing(sweep):
     page = path.read_text()
     assert path.parent.parent == output_dir("sweeps") and path.name == "report.html" and is_sweep(path.parent)
     assert "training diverged" in page and "/log.txt" in page and "1 failed, 3 missing" in page
-    assert (
-        "Single seed: the intervals do not include" in page
-        and "2 of 6 have results" in page
-    )
+    assert "Single seed: the intervals do not include" in page and "2 of 6 have results" in page
     assert "<h1" in page and "partly" in page.split("<h1")[1][:200] and "Exercises" not in page, "a report is no lesson"
     assert page.count("* plotly.js v") == 1 and 'src="' not in page.split("<main>")[1] and "<title>partly" in page
     assert {path.name for path in output_dir("runs").iterdir()} == before
