@@ -110,8 +110,8 @@ query = bench_serve.requests(directions, k, "power-spherical", rng)
 nobody, K = LeftOut.of([[]]), 100
 found = exact.top_k(query[:1], items, K, nobody)
 assert (found.found == brute_force(query[:1], items, K, nobody).found).all()
-tau = exact.thresholds_of(query[:1], found.worst)
-passed = ((items @ query.heads[0].T) >= tau).any(1).mean()
+cut = exact.thresholds_of(query[:1], found.worst)
+passed = ((items @ query.heads[0].T) >= cut).any(1).mean()
 f"{passed:.1%} of {n_large:,} items pass a threshold in the end, {found.n_scored} were scored"
 
 

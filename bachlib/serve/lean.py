@@ -22,8 +22,8 @@ import threadpoolctl
 from bachlib import BachError
 from bachlib.serve import codebook, exact, store
 from bachlib.serve.catalogue import Catalogue, lists_of
-from bachlib.serve.density import LeftOut, Query, Rule
-from bachlib.serve.slate import Slate, joined, slate_of
+from bachlib.serve.density import Best, LeftOut, Query, Rule
+from bachlib.serve.slate import Slate, joined
 from bachlib.serve.steering import checked_pi
 from bachlib.serve.twostep import two_step
 
@@ -61,26 +61,26 @@ def search(
     for first in range(0, max(1, len(pi)), REQUESTS):
         rows = slice(first, first + REQUESTS)
         out = catalogue.left_out(left_out[rows], K)
-        parts.append(_found(catalogue, query and query[rows], pi[rows], K, out, rule, settings))
+        best, *told = _found(catalogue, query and query[rows], pi[rows], K, out, rule, settings)
+        parts.append(Slate(catalogue.numbers[best.found], best.scores, best.shares(), pi[rows], *told))
     return joined(parts)
 
 
 def _found(
     catalogue: Catalogue, query: Query | None, pi: np.ndarray, K: int, out: LeftOut, rule: Rule, settings: Mapping
-) -> Slate:
-    proved, everything = np.ones(len(pi), bool), np.full(len(pi), len(catalogue.items))
+) -> tuple[Best, np.ndarray, np.ndarray, str, np.ndarray]:
+    """(the best, certified, exact if the lists are, strategy, how many items were looked at)."""
+    proved, everything = (np.ones(len(pi), bool), np.ones(len(pi), bool)), np.full(len(pi), len(catalogue.items))
     if catalogue.codebook is not None:
         best, looked = codebook.top_k(catalogue.codebook, pi, K, out, rule)
-        return slate_of(best, catalogue.numbers, pi, "codebook", proved, proved, looked)
+        return best, *proved, "codebook", looked
     if catalogue.index is None:
-        best = exact.top_k(query, catalogue.items, K, out)
-        return slate_of(best, catalogue.numbers, pi, "exact", proved, proved, everything)
+        return exact.top_k(query, catalogue.items, K, out), *proved, "exact", everything
     best, lists = two_step(query, catalogue.items, K, out, catalogue.index, settings["M"], settings["max_M"])
     if settings["lists"] == "approximate":
-        return slate_of(best, catalogue.numbers, pi, "two-step", ~proved, lists.enough, lists.depth.sum(1))
-    users = np.repeat(np.arange(len(pi)), K)
-    best = exact.top_k(query, catalogue.items, K, out, start=(users, best.found.ravel()))
-    return slate_of(best, catalogue.numbers, pi, "two-step", proved, proved, everything)
+        return best, ~proved[0], lists.enough, "two-step", lists.depth.sum(1)
+    start = (np.repeat(np.arange(len(pi)), K), best.found.ravel())
+    return exact.top_k(query, catalogue.items, K, out, start), *proved, "two-step", everything
 
 
 _pools = threadpoolctl.ThreadpoolController()  # numpy, whose BLAS it has to find, is imported above

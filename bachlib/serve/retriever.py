@@ -225,7 +225,11 @@ class Retriever:
         catalogue, about = store.read(Path(folder), verify)
         made = cls.__new__(cls)
         made._take(model, genres, **about["settings"])
-        store.check_model(folder, about, made.model_hash)
+        if made.model_hash != about["model"]:
+            raise BachError(
+                f"{folder} is the index of another model (hash {about['model'][:12]} there, {made.model_hash[:12]} "
+                "here). Load the run it was made with, or build a new index"
+            )
         made.strategy, made.why, made.catalogue, made.folder = about["strategy"], about["why"], catalogue, Path(folder)
         return made
 
