@@ -1,4 +1,4 @@
-"""Measurements of the model: normalisers, loss, training step and epoch, evaluation; each against plain or bare code."""
+"""Measurements of the model: normalisers, loss, training and evaluation, each against plain or bare code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from bachlib.model.plain import plain_step_loss
 from bachlib.model.sphere import KERNELS
 from bachlib.rank.ranks import sample_users
 
-# --------------------------------------------------------------------------------------------------- the sphere
+N_USERS, K = 10_000, 8  # of evaluation
+WORLD = {"n_users": 12_000, "n_items": 20_050}  # after preparation a little more than 10,000 and 20,000
 
 
 def bench_sphere(kernel_name: str) -> dict[str, Any]:
@@ -59,9 +60,6 @@ def exact_log_normalizer(kernel_name: str, kappa: float, d: int) -> mpmath.mpf:
             return gammas - (2 * beta + kappa) * mpmath.log(2) - beta * mpmath.log(mpmath.pi)
         uniform = mpmath.loggamma(half) - mpmath.log(2) - half * mpmath.log(mpmath.pi)
         return uniform - mpmath.log(mpmath.hyp0f1(half, kappa**2 / 4))
-
-
-# ----------------------------------------------------------------------------------------------------- the loss
 
 
 def bench_loss(k: int) -> dict[str, Any]:
@@ -181,7 +179,7 @@ def bench_memory() -> dict[str, Any]:
 
 
 def _memory(k: int) -> dict[str, Any]:
-    """The peak memory that a step adds in a fresh process, and how much of it the towers keep for their backward pass."""
+    """The peak memory that a step adds in a fresh process, and the part that the towers keep for the backward pass."""
     torch.set_num_threads(1)
     dataset = training_data()
     step, _ = _steps(dataset, k)
@@ -211,29 +209,20 @@ def _memory_mb(name: str) -> float:
     return int(line.split()[1]) * 1024 / 1e6
 
 
-# ----------------------------------------------------------------------------------------------------- evaluation
-
-N_USERS, K = 10_000, 8
-
-
 def bench_evaluate(times: int = 5) -> dict[str, Any]:
     """`evaluate` for 10,000 users and 20,000 items, from item tower to metrics, against its bare matrix product."""
-    in_fresh_process(_users)  # a process begins with the peak of the one that starts it: prepare nothing large here
+    in_fresh_process(_size)  # prepares the data; a process begins with the peak memory of the one that starts it
     return judged(f"p-bach, k = {K}", in_fresh_process(_evaluate, times), {"ratio": 2.7, "peak_gb": 1.0})
 
 
-def evaluation_data() -> Dataset:
-    """A planted world with a little more than 10,000 users and 20,000 items after preparation."""
-    return world(n_users=12_000, n_items=20_050)
-
-
-def _users() -> dict[str, Any]:
-    return {"users": evaluation_data().n_users}
+def _size() -> dict[str, int]:
+    dataset = world(**WORLD)
+    return {"users": min(N_USERS, dataset.n_users), "items": dataset.n_items}
 
 
 def _evaluate(times: int) -> dict[str, Any]:
     torch.set_num_threads(1)
-    dataset = evaluation_data()
+    dataset = world(**WORLD)
     model = build("p-bach", dataset, K)
 
     def whole() -> None:
@@ -243,8 +232,7 @@ def _evaluate(times: int) -> dict[str, Any]:
     memory, products = peak_gb(), bare_products(model, dataset)
     rounds = [(cpu_seconds(whole), cpu_seconds(products)) for _ in range(times)]  # in turns: the machine's pace changes
     seconds, bare = map(min, zip(*rounds, strict=True))
-    size = {"users": min(N_USERS, dataset.n_users), "items": dataset.n_items}
-    return size | {"seconds": seconds, "bare_seconds": bare, "ratio": seconds / bare, "peak_gb": memory}
+    return _size() | {"seconds": seconds, "bare_seconds": bare, "ratio": seconds / bare, "peak_gb": memory}
 
 
 def bare_products(model: torch.nn.Module, dataset: Dataset) -> Callable[[], None]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import partial
 from statistics import median
 from typing import Any
 
@@ -74,14 +73,6 @@ def _differ(found: Best, wanted: Best) -> bool:
     return not ((found.found == wanted.found).all() and (found.scores == wanted.scores).all())
 
 
-# -------------------------------------------------------------------------------------------------------- exact
-
-
-def bench_exact(n: int, k: int, rule: str = "power-spherical") -> dict[str, Any]:
-    result = in_fresh_process(_exact, n, k, rule, **ONE_THREAD)
-    return judged(f"exact, {n:,} items, k = {k}, {rule}", result, {"ratio": 1.8, "differ": 0})
-
-
 def _exact(n: int, k: int, rule: str) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     directions, items = catalogue(n, rng)
@@ -109,16 +100,6 @@ def bare_product(items: np.ndarray, query: Query) -> Callable[[slice], None]:
     return product
 
 
-# ----------------------------------------------------------------------------------------------------- two-step
-
-
-def bench_two_step(n: int, k: int, kind: str = "hnsw") -> dict[str, Any]:
-    """The goal for the ratio is for 200,000 items and more; below, the scan is faster and `auto` takes it."""
-    result = in_fresh_process(_two_step, n, k, kind, **ONE_THREAD)
-    goals = {"missed": 0.005} | ({"ratio": 0.3} if n >= 200_000 else {})
-    return judged(f"two-step {kind}, {n:,} items, k = {k}", result, goals)
-
-
 def _two_step(n: int, k: int, kind: str) -> dict[str, Any]:
     import faiss
 
@@ -138,16 +119,6 @@ def _two_step(n: int, k: int, kind: str) -> dict[str, Any]:
     enough = float(np.mean([lists.enough[0] for _, lists in made]))
     told = {"ms": ms, "exact_ms": scan, "ratio": ms / scan, "missed": float(missed)}
     return told | {"heads_asked": asked, "exact_if_lists_are": enough}
-
-
-# ----------------------------------------------------------------------------------------------------- codebook
-
-
-def bench_codebook(n: int, k: int) -> dict[str, Any]:
-    """The goal for the ratio is for 128 prototypes and 200,000 items and more."""
-    result = in_fresh_process(_codebook, n, k, **ONE_THREAD)
-    goals = {"differ": 0} | ({"ratio": 0.15} if n >= 200_000 and k >= 128 else {})
-    return judged(f"codebook, {n:,} items, k = {k}", result, goals)
 
 
 def _codebook(n: int, k: int) -> dict[str, Any]:
@@ -170,16 +141,27 @@ def _codebook(n: int, k: int) -> dict[str, Any]:
 
 
 def benches(sizes: tuple[int, ...] = SIZES) -> list[Callable[[], dict[str, Any]]]:
+    """All strategies with these numbers of items.
+
+    The goals for the ratios of two-step and codebook (128 prototypes) are for 200,000 items and more; below, the scan
+    is faster and `auto` chooses it.
+    """
     made = []
+
+    def add(name: str, goals: dict[str, float], work: Callable, *arguments: Any) -> None:
+        made.append(lambda: judged(name, in_fresh_process(work, *arguments, **ONE_THREAD), goals))
+
     for n in sizes:
         for k in (8, 32):
-            made += [partial(bench_exact, n, k, rule) for rule in KERNELS]
-            made += [partial(bench_two_step, n, k, kind) for kind in ("hnsw", "ivf")]
-        made += [partial(bench_codebook, n, k) for k in (8, 32, 128)]
+            for rule in KERNELS:
+                add(f"exact, {n:,} items, k = {k}, {rule}", {"ratio": 1.8, "differ": 0}, _exact, n, k, rule)
+            for kind in ("hnsw", "ivf"):
+                goals = {"missed": 0.005} | ({"ratio": 0.3} if n >= 200_000 else {})
+                add(f"two-step {kind}, {n:,} items, k = {k}", goals, _two_step, n, k, kind)
+        for k in (8, 32, 128):
+            goals = {"differ": 0} | ({"ratio": 0.15} if n >= 200_000 and k >= 128 else {})
+            add(f"codebook, {n:,} items, k = {k}", goals, _codebook, n, k)
     return made
-
-
-# ----------------------------------------------------------------------------------------------------- explorer
 
 
 def bench_explorer(times: int = 40, n: int = 20_000, k: int = 8) -> dict[str, Any]:
