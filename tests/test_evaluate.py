@@ -106,7 +106,7 @@ def test_mixed_up_arguments_are_said(run, world):
             evaluate(run, world, slate=slate, quiet=True)
     with pytest.raises(BachError, match="max_users=0: should be at least 1"):
         evaluate(run, world, max_users=0, quiet=True)
-    with pytest.raises(BachError, match=r"wants a model or a Run .*got str"):
+    with pytest.raises(BachError, match=r"needs a model or a Run .*got str"):
         evaluate("outputs/runs/x", world, quiet=True)
 
 
@@ -143,7 +143,7 @@ def test_a_damaged_evaluation_is_said(world, tmp_path, name, text):
     evaluate(build("mostpop", world), world, quiet=True).save(tmp_path)
     path = tmp_path / f"evaluation-test.{name}"
     path.unlink() if text is None else path.write_text(text)
-    with pytest.raises(BachError, match=r"is damaged .* writes it anew"):
+    with pytest.raises(BachError, match=r"is damaged .* to write it again"):
         Evaluation.load(tmp_path)
 
 
