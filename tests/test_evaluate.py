@@ -102,7 +102,7 @@ def test_mixed_up_arguments_are_said(run, world):
         evaluate(run, world, "train", quiet=True)
     left = world.n_items - world.lengths.max() - 1
     for slate in (world.n_items, 2.5, -1):
-        with pytest.raises(BachError, match=f"0 .none. or up to {left}"):
+        with pytest.raises(BachError, match=f"0 .none. or at most {left}"):
             evaluate(run, world, slate=slate, quiet=True)
     with pytest.raises(BachError, match="max_users=0: should be at least 1"):
         evaluate(run, world, max_users=0, quiet=True)
