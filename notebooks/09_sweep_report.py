@@ -34,7 +34,8 @@ import numpy as np
 import pandas as pd
 from IPython.display import Markdown, display
 
-from bachlib.evaluate import sweeps
+from bachlib.evaluate import paper
+from bachlib.evaluate.tables import Table, main_table, matched
 from bachlib.experiment.sweep import data_sizes, read_sweep, results, run_here, state
 from bachlib.files import record
 from bachlib.show import plots
@@ -103,7 +104,7 @@ assert not complete or runs["status"].isin(["done", "failed"]).all(), "every poi
 
 # %%
 by_data = {data: [found[name] for name in part.index] for data, part in done.groupby("data", sort=False)}
-about_data = sweeps.data_table(data_sizes(points), by_data)
+about_data = paper.data_table(data_sizes(points), by_data)
 tidy(about_data, 3)
 
 # %% [markdown]
@@ -116,10 +117,10 @@ tidy(about_data, 3)
 
 
 # %%
-def laid_out(data: str) -> sweeps.Table | sweeps.Matched:
+def laid_out(data: str) -> Table:
     if file.layout == "main":
-        return sweeps.main(by_data[data], file.baseline)
-    return sweeps.matched(by_data[data], file.axis, baseline=file.baseline)
+        return main_table(by_data[data], file.baseline)
+    return matched(by_data[data], file.axis, baseline=file.baseline)
 
 
 tables = {data: laid_out(data) for data in by_data if file.layout != "data"}
@@ -143,9 +144,9 @@ for data, made in tables.items():
 # ## 5 · Results along the axis
 
 # %%
-along = {data: sweeps.matched(of, file.axis, baseline=file.baseline) for data, of in by_data.items()}
+along = {data: matched(of, file.axis, baseline=file.baseline) for data, of in by_data.items()}
 for data, made in along.items():
-    theirs = sweeps.printed(data, by_k=True) if file.axis == "k" else None
+    theirs = paper.printed(data, by_k=True) if file.axis == "k" else None
     print(data)
     display(plots.by_axis(made.numbers, file.axis, "AUPRC", made.baseline, theirs))
 
@@ -197,12 +198,12 @@ if len(done):
 # %%
 by_k = file.axis == "k" and (file.layout == "matched" or file.paper in ("head-matched", "routing"))
 for data, made in tables.items():
-    both = sweeps.beside(made.numbers, data, by_k)
+    both = paper.beside(made.numbers, data, by_k)
     display(Markdown(f"**{data}**: {about_data.loc[data, ('which data', '')]}."))
     if len(both):
         display(tidy(both.rename(columns={"within": "paper's in our interval"})).set_index("method"))
     if made.baseline:
-        gains = sweeps.gains_beside(made.numbers, made.baseline, by_k)
+        gains = paper.gains_beside(made.numbers, made.baseline, by_k)
         where = [name for name in gains if name in ("at", "method", "k")]
         told = gains.drop(columns=where).map(lambda x: f"{x:+.1%}" if np.isfinite(x) else "–")
         told = tidy(gains[where]).join(told).rename(columns={"at": file.axis, "gain_low": "from", "gain_high": "to"})
@@ -220,7 +221,7 @@ for data, made in tables.items():
 # largest $\kappa$ of a run:
 
 # %%
-bounds = sweeps.kappa_bounds(done)
+bounds = paper.kappa_bounds(done)
 assert (bounds["smallest"] > 0).all() and np.isfinite(bounds["high"]).all()
 names = {"smallest": "smallest κ", "low": "largest κ of a run, from", "high": "to"}
 names |= {"paper_low": "paper, from", "paper_high": "paper, to"}

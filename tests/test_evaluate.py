@@ -102,11 +102,11 @@ def test_mixed_up_arguments_are_said(run, world):
         evaluate(run, world, "train", quiet=True)
     left = world.n_items - world.lengths.max() - 1
     for slate in (world.n_items, 2.5, -1):
-        with pytest.raises(BachError, match=f"0 .none. or up to {left}"):
+        with pytest.raises(BachError, match=f"0 .none. or at most {left}"):
             evaluate(run, world, slate=slate, quiet=True)
     with pytest.raises(BachError, match="max_users=0: should be at least 1"):
         evaluate(run, world, max_users=0, quiet=True)
-    with pytest.raises(BachError, match=r"wants a model or a Run .*got str"):
+    with pytest.raises(BachError, match=r"needs a model or a Run .*got str"):
         evaluate("outputs/runs/x", world, quiet=True)
 
 
@@ -143,7 +143,7 @@ def test_a_damaged_evaluation_is_said(world, tmp_path, name, text):
     evaluate(build("mostpop", world), world, quiet=True).save(tmp_path)
     path = tmp_path / f"evaluation-test.{name}"
     path.unlink() if text is None else path.write_text(text)
-    with pytest.raises(BachError, match=r"is damaged .* writes it anew"):
+    with pytest.raises(BachError, match=r"is damaged .* to write it again"):
         Evaluation.load(tmp_path)
 
 
@@ -244,7 +244,7 @@ def test_bach_evaluate_prints_the_table(run, world, tmp_path):
     done = subprocess.run([*command, "--data", str(world.folder)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "mostpop (test, 96 users): R@10" in done.stdout and "relative gain over all-multihead" in done.stdout
-    assert "small, test split, 96 users, seeds per method: 1." in done.stdout
+    assert "small, test split, 96 users; seeds per method: 1." in done.stdout
     assert Evaluation.load(tmp_path / "pop").means == evaluate(build("mostpop", world), world, quiet=True).means
     done = subprocess.run([*command, "--baseline", "x", "--data", str(world.folder)], capture_output=True, text=True)
     assert done.returncode == 2 and "should be one of the rows: mostpop, all-multihead, p-bach" in done.stderr

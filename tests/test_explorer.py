@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bachlib import BachError
-from bachlib.bench.show import bench_explorer
+from bachlib.bench.serve import bench_explorer
 from bachlib.model.methods import build
 from bachlib.serve import Retriever
 from bachlib.show import plots

@@ -6,6 +6,7 @@ import numpy as np
 import plotly.io as pio
 import pytest
 import torch
+from scipy.special import softmax
 
 from bachlib import BachError
 from bachlib.evaluate import diagnostics, meaning
@@ -59,14 +60,15 @@ def test_over_users_weighs_by_pi():
     assert meaning.over_users(of_heads, np.array([[0.9], [0.3]])).tolist() == [pytest.approx([0.75, 0.25])]
 
 
-def test_shares_of_one_user_are_those_of_many(world):
+def test_shares_of_heads_are_a_softmax_over_the_catalogue(world):
     model, genres = build("p-bach", world, 4, d=16, ff=16, item_width=16), meaning.genres_of(world)
     encoded = diagnostics.encode_users(model, world, np.arange(3))
     many = diagnostics.interest_of_heads(model, encoded.heads, genres.member).numpy()
     items = model.items().detach().numpy()
     for u in range(3):
-        one = meaning.shares_of_heads(encoded.heads[u].numpy(), items, genres.member, model.tau)
-        assert np.allclose(one, many[u], atol=1e-5)
+        one = softmax(encoded.heads[u].numpy() @ items.T / model.tau, axis=1) @ genres.member
+        given = diagnostics.interest_of_heads(model, encoded.heads[u : u + 1].numpy(), genres.member, items)[0]
+        assert np.allclose(one, many[u], atol=1e-5) and np.allclose(one, given, atol=1e-5)
 
 
 def test_explained_is_the_responsibility_of_held_out(world):

@@ -245,7 +245,7 @@ print(json.dumps([slate.items.tolist(), slate.scores.tolist(), slate.certified.a
 
 THREADS = """
 import threading, threadpoolctl
-from bachlib.serve.one_core import one_core
+from bachlib.serve.lean import one_core
 
 def threads():
     pools = threadpoolctl.threadpool_info()

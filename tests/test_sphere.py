@@ -12,7 +12,7 @@ from power_spherical import PowerSpherical as Published
 from scipy import integrate, stats
 
 from bachlib import BachError
-from bachlib.bench.measure import exact_log_normalizer
+from bachlib.bench.model import exact_log_normalizer
 from bachlib.model.sphere import KERNELS
 
 mpmath.mp.dps = 50

@@ -64,7 +64,7 @@ def test_values_that_cannot_be_paired_are_refused():
     for call in (lambda a, b: statistics.draws([a, b]), statistics.permutation_test, statistics.paired_bootstrap):
         with pytest.raises(BachError, match="same users"):
             call(np.ones(3), np.ones(4))
-        with pytest.raises(BachError, match="users without a value"):
+        with pytest.raises(BachError, match="some users have no value"):
             call([1.0, np.nan], [1.0, 2.0])
 
 

@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 
 from bachlib import BachError
-from bachlib.evaluate import Evaluation, sweeps
+from bachlib.evaluate import Evaluation, paper
 from bachlib.evaluate.statistics import paired_bootstrap, permutation_test
+from bachlib.evaluate.tables import main_table, matched
 from bachlib.experiment import estimate
 from bachlib.experiment.notebooks import STATUS
 from bachlib.experiment.report import report_sweep
@@ -38,7 +39,7 @@ def grid(*methods: str, ks=(8, 16), seeds=(0, 1), **lifts: float) -> list[Evalua
 
 
 def test_the_numbers_of_a_row_are_those_by_hand():
-    found = sweeps.matched(grid("p-bach", "all-multihead", p_bach=0.1), "k")
+    found = matched(grid("p-bach", "all-multihead", p_bach=0.1), "k")
     rows = found.numbers.set_index(["at", "method", "metric"])
     for k in (8, 16):
         a, b = (
@@ -57,7 +58,7 @@ def test_the_numbers_of_a_row_are_those_by_hand():
 
 
 def test_rows_bold_and_marks():
-    found = sweeps.matched(grid("all-multihead", "p-bach", "pos-multihead", p_bach=0.1, pos_multihead=-0.2), "k")
+    found = matched(grid("all-multihead", "p-bach", "pos-multihead", p_bach=0.1, pos_multihead=-0.2), "k")
     cells = found.cells()
     assert list(cells.index) == [8, 16] and cells.index.name == "k"
     assert list(cells)[:3] == ["pos-multihead", "all-multihead", "p-bach"], "in the order of the paper"
@@ -69,18 +70,18 @@ def test_rows_bold_and_marks():
     assert len(lines) == 4 and {line.count(" | ") for line in lines} == {5}
     html = found._repr_html_()
     assert html.count("<tr>") == 3 and html.count("<b>") == 4 and "p &lt; 0.05" in html
-    assert "seeds per cell: 2." in found.caption and "One seed" not in found.caption
+    assert "seeds per cell: 2." in found.caption and "Single seed" not in found.caption
 
 
-def test_one_seed_says_nothing_of_another_training():
-    one = sweeps.matched(grid("all-multihead", "p-bach", seeds=(0,)), "k")
-    assert "seeds per cell: 1." in one.caption and "One seed: of another training nothing is said." in one.caption
-    uneven = sweeps.matched([*grid("all-multihead"), *grid("p-bach", seeds=(0,))], "k")
-    assert "seeds per cell: 1 or 2." in uneven.caption and "One seed" in uneven.caption
+def test_a_single_seed_is_named_in_the_caption():
+    one = matched(grid("all-multihead", "p-bach", seeds=(0,)), "k")
+    assert "seeds per cell: 1." in one.caption and "Single seed: the intervals do not include" in one.caption
+    uneven = matched([*grid("all-multihead"), *grid("p-bach", seeds=(0,))], "k")
+    assert "seeds per cell: 1 or 2." in uneven.caption and "Single seed" in uneven.caption
 
 
 def test_a_method_without_the_axis_is_in_every_row():
-    found = sweeps.matched([*grid("all-multihead"), made("standard", 1), made("standard", 1, 1)], "k")
+    found = matched([*grid("all-multihead"), made("standard", 1), made("standard", 1, 1)], "k")
     rows = found.numbers.query("method == 'standard' and metric == 'AUPRC'")
     assert list(rows["at"]) == [8, 16] and rows["shared"].all() and rows["mean"].nunique() == 1
     assert rows["gain"].nunique() == 2, "against the baseline of the same row"
@@ -88,65 +89,65 @@ def test_a_method_without_the_axis_is_in_every_row():
 
 
 def test_a_gap_is_a_dash_and_no_gain_is_made_up():
-    found = sweeps.matched([*grid("all-multihead", ks=(8,)), *grid("p-bach")], "k")
+    found = matched([*grid("all-multihead", ks=(8,)), *grid("p-bach")], "k")
     assert found.cells().loc[16, "all-multihead"] == "–" and found.gains.loc[16, "p-bach"] == "–"
     assert "%" in found.gains.loc[8, "p-bach"] and not found.numbers.query("at == 16")["sure"].any()
-    alone = sweeps.matched(grid("p-bach"), "k")
+    alone = matched(grid("p-bach"), "k")
     assert alone.baseline is None and alone.gains.empty and "no gains" in alone.caption
     with pytest.raises(BachError, match="nothing to compare"):
-        sweeps.matched(grid("p-bach"), "k", methods=["standard"])
+        matched(grid("p-bach"), "k", methods=["standard"])
 
 
 def test_another_axis_and_what_else_differs():
     some = [made(m, 8, s, tau=t, d=d) for m in ("all-multihead", "p-bach") for s in (0, 1) for t in (0.1, 0.05)
             for d in ((8, 16) if m == "p-bach" else (8,))]  # fmt: skip
-    found = sweeps.matched(some, "tau")
+    found = matched(some, "tau")
     assert list(found.cells().index) == [0.05, 0.1]
     assert list(found.numbers["method"].unique()) == ["all-multihead", "p-bach (d = 8)", "p-bach (d = 16)"]
-    none = sweeps.matched([made("p-bach", kernel=None), made("p-bach", kernel="von-mises-fisher")], "kernel")
+    none = matched([made("p-bach", kernel=None), made("p-bach", kernel="von-mises-fisher")], "kernel")
     assert list(none.cells().index) == ["none", "von-mises-fisher"], "None is a value, not a method without the axis"
 
 
 def test_the_main_layout_takes_k_by_validation_and_any_baseline():
     runs = [made("p-bach", 8, auprc=0.1, lift=0.3), made("p-bach", 16, auprc=0.2), made("standard", 1)]
-    found = sweeps.main(runs)
+    found = main_table(runs)
     assert found.baseline == "standard" and found.means.loc["p-bach", "AUPRC"] == runs[1].means["AUPRC"]
-    assert sweeps.main([*runs, made("all-multihead")]).baseline == "all-multihead"
+    assert main_table([*runs, made("all-multihead")]).baseline == "all-multihead"
 
 
 # --------------------------------------------------------------------------------------------------- the paper
 
 
 def test_what_the_paper_prints():
-    ml = sweeps.printed("movielens-20m", by_k=True).set_index(["method", "k", "metric"])["paper"]
+    ml = paper.printed("movielens-20m", by_k=True).set_index(["method", "k", "metric"])["paper"]
     assert ml["p-bach", 8, "R@100"] == 0.347 and ml["pos-multihead", 32, "AUPRC"] == 0.047
     assert ml["p-bach-global", 128, "AUPRC"] == 0.053 and ml.index.is_unique
-    netflix = sweeps.printed("netflix", by_k=True).set_index(["method", "k", "metric"])["paper"]
+    netflix = paper.printed("netflix", by_k=True).set_index(["method", "k", "metric"])["paper"]
     assert netflix["v-bach", 32, "AUPRC"] == 0.091 and ("v-bach", 32, "R@100") not in netflix.index
-    assert len(sweeps.printed("netflix", by_k=False)) == 10 * 5 + 2 and sweeps.printed("planted", by_k=True).empty
+    assert len(paper.printed("netflix", by_k=False)) == 10 * 5 + 2 and paper.printed("planted", by_k=True).empty
 
 
 def test_paper_and_ours_side_by_side():
     rows = {"method": ["all-multihead", "p-bach", "p-bach"], "k": [8, 8, 4], "metric": "AUPRC"}
     rows |= {"mean": [0.065, 0.07, 0.9], "low": [0.06, 0.0686, 0.8], "high": [0.07, 0.08, 1.0]}
     rows |= {"gain": [0.0, 0.077, 0.5], "gain_low": [0.0, 0.01, 0.4], "gain_high": [0.0, 0.1, 0.6]}
-    both = sweeps.beside(pd.DataFrame(rows), "movielens-20m", by_k=True).set_index("method")
+    both = paper.beside(pd.DataFrame(rows), "movielens-20m", by_k=True).set_index("method")
     assert set(both.index) == {"all-multihead", "p-bach"}, "the paper has no k = 4"
     assert both["difference"]["p-bach"] == pytest.approx(0.002) and not both["within"]["p-bach"]
     assert both["within"]["all-multihead"]
-    gains = sweeps.gains_beside(pd.DataFrame(rows), "all-multihead", by_k=True).set_index("k")
+    gains = paper.gains_beside(pd.DataFrame(rows), "all-multihead", by_k=True).set_index("k")
     assert gains.loc[8, "paper, movielens-20m"] == pytest.approx(0.068 / 0.065 - 1)
     assert gains.loc[8, "gain"] == 0.077 and np.isnan(gains.loc[4, "paper, taobao"])
-    best = sweeps.gains_beside(pd.DataFrame(rows), "all-multihead", by_k=False).set_index("k")
+    best = paper.gains_beside(pd.DataFrame(rows), "all-multihead", by_k=False).set_index("k")
     assert best.loc[4, "paper, netflix"] == pytest.approx(0.088 / 0.080 - 1)
 
 
 def test_the_data_beside_table_1():
     sizes = {"movielens-20m": {"users": 36_700, "items": 20_720, "windows": 3_957_331}}
     sizes |= {"taobao": {"users": 900, "items": 4_000, "windows": 30_000}, "mine": {}}
-    table = sweeps.data_table(sizes, {"taobao": [made("mostpop"), made("p-bach")]})
+    table = paper.data_table(sizes, {"taobao": [made("mostpop"), made("p-bach")]})
     assert list(table["which data"]) == [
-        "the paper's, by its size", "another than the paper's: the sizes differ", "not in the paper",
+        "the same size as the paper's", "not the paper's data: the sizes differ", "not in the paper",
     ]  # fmt: skip
     assert table.loc["taobao", ("mostpop R@100", "ours")] == pytest.approx(made("mostpop").means["R@100"])
     assert table.loc["taobao", ("mostpop R@100", "paper")] == 0.025 and np.isnan(table.loc["mine", ("users", "ours")])
@@ -160,18 +161,18 @@ RUNS = pd.DataFrame(
 
 
 def test_kappa_of_the_runs():
-    bounds = sweeps.kappa_bounds(RUNS).set_index("method")
+    bounds = paper.kappa_bounds(RUNS).set_index("method")
     assert bounds.loc["p-bach"].tolist() == ["toy", 2, 2.0, 25.0, 31.0, 20.0, 30.0]
     assert bounds.loc["v-bach-global", ["low", "high"]].tolist() == [15, 15] and "standard" not in bounds.index
     assert np.isnan(bounds.loc["v-bach-global", "paper_low"])
-    assert sweeps.kappa_bounds(RUNS[["data", "method"]]).empty
+    assert paper.kappa_bounds(RUNS[["data", "method"]]).empty
     figure = plots.kappa_bounds(bounds.reset_index())
     assert figure.layout.title.text == "Largest κ of a run: p-bach 25–31 (paper 20–30), v-bach-global 15"
 
 
 def test_figures_of_a_sweep_say_what_is_in_them():
-    found = sweeps.matched(grid("all-multihead", "p-bach", p_bach=0.1), "k")
-    figure = plots.by_axis(found.numbers, "k", "AUPRC", found.baseline, sweeps.printed("taobao", by_k=True))
+    found = matched(grid("all-multihead", "p-bach", p_bach=0.1), "k")
+    figure = plots.by_axis(found.numbers, "k", "AUPRC", found.baseline, paper.printed("taobao", by_k=True))
     assert figure.layout.title.text.startswith("AUPRC is highest for p-bach at every k<br>2 of 2 gains")
     ours, theirs = figure.data[2:]
     assert list(ours.y) == found.numbers.query("method == 'p-bach' and metric == 'AUPRC'")["mean"].tolist()
@@ -274,7 +275,7 @@ def test_the_report_lists_what_failed_and_trains_nothing(sweep):
     page = path.read_text()
     assert path.parent.parent == output_dir("sweeps") and path.name == "report.html" and is_sweep(path.parent)
     assert "training diverged" in page and "/log.txt" in page and "1 failed, 3 missing" in page
-    assert "One seed: of another training nothing is said." in page and "2 of 6 have results" in page
+    assert "Single seed: the intervals do not include" in page and "2 of 6 have results" in page
     assert "<h1" in page and "partly" in page.split("<h1")[1][:200] and "Exercises" not in page, "a report is no lesson"
     assert page.count("* plotly.js v") == 1 and 'src="' not in page.split("<main>")[1] and "<title>partly" in page
     assert {path.name for path in output_dir("runs").iterdir()} == before

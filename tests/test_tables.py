@@ -9,7 +9,7 @@ import pytest
 from bachlib import BachError
 from bachlib.evaluate import Evaluation, evaluate, paper
 from bachlib.evaluate.statistics import holm, paired_bootstrap, permutation_test
-from bachlib.evaluate.tables import Table, table
+from bachlib.evaluate.tables import Table, matched, table
 from bachlib.model.methods import METHODS, build
 
 PROTOCOL = {
@@ -36,9 +36,9 @@ def test_rows_seeds_and_order_of_the_paper():
     assert (
         set(found.numbers["seeds"]) == {3}
         and "seeds per method: 3." in found.caption
-        and "One seed" not in found.caption
+        and "Single seed" not in found.caption
     )
-    assert "One seed" in table([made("all-multihead")], metrics=METRICS).caption
+    assert "Single seed" in table([made("all-multihead")], metrics=METRICS).caption
 
 
 def test_numbers_are_those_of_the_statistics():
@@ -143,7 +143,7 @@ def test_the_best_k_is_chosen_on_validation():
     runs = [made("p-bach", 0.3, k=8, valid_auprc=0.1), made("p-bach", 0.1, k=16, valid_auprc=0.2)]
     found = table([made("all-multihead"), *runs], metrics=METRICS, best_over_k=True)
     assert found.means.loc["p-bach", "AUPRC"] == runs[1].means["AUPRC"]
-    with pytest.raises(BachError, match="validation decides"):
+    with pytest.raises(BachError, match="validation AUPRC chooses"):
         table([made("all-multihead"), made("p-bach", k=8), made("p-bach", k=16)], metrics=METRICS, best_over_k=True)
 
 
@@ -175,10 +175,10 @@ def test_a_data_set_in_another_folder_is_the_same():
     "given, keywords, said",
     [
         ([], {}, "nothing to compare"),
-        (made("p-bach"), {}, "wants a list"),
+        (made("p-bach"), {}, "needs a list"),
         ([made("p-bach")], {"level": 95}, "level=95: should be between 0 and 1"),
         ([made("p-bach")], {}, "baseline='all-multihead' should be one of the rows: p-bach"),
-        ([made("p-bach"), made("p-bach")], {"baseline": "p-bach"}, "is there twice"),
+        ([made("p-bach"), made("p-bach")], {"baseline": "p-bach"}, "occurs twice"),
         ([made("p-bach")], {"baseline": "p-bach", "metrics": ["R@7"]}, "has no R@7; it has R@10, AUPRC"),
     ],
 )
@@ -199,34 +199,50 @@ def test_from_run_folders(world, tmp_path):
 # ------------------------------------------------------------------------------------------------ the paper's numbers
 
 
+def wide(name: str) -> pd.DataFrame:
+    return paper.printed(name, by_k=False).pivot(index="method", columns="metric", values="paper")
+
+
 def test_the_papers_tables_are_whole():
     for name in ("movielens-20m", "taobao", "netflix"):
-        main = paper.main(name)
+        both = wide(name)
+        main = both.drop(index="p-bach-global")
         assert len(main) == 10 and set(main.index) <= set(METHODS)
         assert main.loc["mostpop", "R@100"] == paper.tables()["datasets"][name]["mostpop R@100"]
         assert (main["R@10"] < main["R@50"]).all() and (main["R@50"] < main["R@100"]).all()
         assert (main.loc[["p-bach", "v-bach"]].max() == main.max()).all()  # as the paper says
-        assert paper.global_codebook(name)["R@100"] < main.loc["p-bach", "R@100"]
+        assert both.loc["p-bach-global", "R@100"] < main.loc["p-bach", "R@100"]
     for name in ("movielens-20m", "taobao"):
-        by_k, main = paper.by_k(name), paper.main(name)
-        assert by_k.index.names == ["k", "method"] and len(by_k) == 6
-        best = by_k.xs("all-multihead", level="method")["AUPRC"].max()
-        assert best == main.loc["all-multihead", "AUPRC"]
-        for k, row in paper.tables()["head-matched"][name].items():  # printed gains, up to the rounding of three digits
+        by_k = paper.printed(name, by_k=True).query("metric == 'AUPRC'").pivot(index="k", columns="method")["paper"]
+        assert by_k["all-multihead"].max() == wide(name).loc["all-multihead", "AUPRC"]
+        matched = paper.tables()["head-matched"][name]
+        assert len(matched) == 3
+        for k, row in matched.items():  # printed gains, up to the rounding of three digits
             low, high = (row["p-bach"][1] + s * 5e-4 for s in (-1, 1))
             base = row["all-multihead"][1]
             assert low / (base + 5e-4) - 1 <= row["gain"] <= high / (base - 5e-4) - 1, (name, k)
     assert paper.kappa_range("p-bach") == (20, 30) and paper.kappa_range("mind") is None
-    assert (paper.by_k("netflix", "routing").xs("all-multihead", level="method")["R@100"] > 0.33).all()
-    with pytest.raises(BachError, match="has movielens-20m, taobao, netflix; not 'mars'"):
-        paper.main("mars")
+    routing = paper.printed("netflix", by_k=True).query("method == 'all-multihead' and metric == 'R@100'")
+    assert len(routing) == 3 and (routing["paper"] > 0.33).all()
+    assert paper.printed("mars", by_k=False).empty
 
 
 def test_paper_beside_ours():
-    ours = pd.DataFrame({"R@10": [0.08, 0.5], "AUPRC": [0.07, 0.5], "other": 0}, ["p-bach", "mine"])
-    found = paper.beside(ours, "movielens-20m")
-    assert list(found.index) == ["p-bach"] and found.loc["p-bach", ("R@10", "paper")] == 0.075
-    assert found.loc["p-bach", ("R@10", "difference")] == pytest.approx(0.005)
-    assert paper.gains("movielens-20m").loc["p-bach", "R@10"] == pytest.approx(0.075 / 0.071 - 1)
-    with pytest.raises(BachError, match="none of mine"):
-        paper.beside(ours.loc[["mine"]], "taobao")
+    ours = [dataclasses.replace(made(name), protocol=PROTOCOL) for name in ("p-bach", "mine")]
+    numbers = table(ours, "p-bach", METRICS).numbers
+    numbers.loc[numbers["method"] == "p-bach", ["mean", "low", "high"]] = [0.08, 0.07, 0.09]
+    found = paper.beside(numbers, "movielens-20m").set_index("metric")
+    assert set(found["method"]) == {"p-bach"} and found.loc["R@10", "paper"] == 0.075
+    assert found.loc["R@10", "difference"] == pytest.approx(0.005) and found.loc["R@10", "within"]
+    assert paper.gains("movielens-20m")["R@10"] == pytest.approx(0.075 / 0.071 - 1)
+    assert paper.beside(numbers[numbers["method"] == "mine"], "taobao").empty
+
+
+def test_both_layouts_are_one_class():
+    runs = [made(m, lift, s, k) for m, lift in (("all-multihead", 0), ("p-bach", 0.1)) for s in (0, 1) for k in (4, 8)]
+    found = matched(runs, "k", metrics=METRICS)
+    assert isinstance(found, Table) and found.axis == "k" and list(found.cells().index) == [4, 8]
+    assert found.means.loc[(8, "p-bach"), "AUPRC"] == pytest.approx(made("p-bach", 0.1).means["AUPRC"])
+    rows = found.latex().splitlines()
+    assert rows[0].startswith("k & all-multihead & p-bach") and rows[1] == "\\midrule" and "\\%" in rows[2]
+    assert "sure" in found.numbers and "sure" in table(runs, "p-bach (k = 4)", METRICS).numbers

@@ -1,14 +1,13 @@
-"""What the heads of a model do: who is used, how far apart they are, how sharp, whether π_u can be believed.
+"""What the heads of a model do: how much each is used, how far apart and how sharp they are, how calibrated π_u is.
 
-`held_out` asks each head about the items a user went on to like. With the whole catalogue as candidates that gives the
-responsibilities γ (eq. 19), the KL gap of the bound (eq. 20) and the likelihood on data nobody trained on. A mixture
-whose π_u is right explains, over a user's items, with head r as often as π_u says (the fixed point of the M-step,
-eq. 22): that is what `calibration` looks at.
+`held_out` compares each head with a user's held-out items. With the whole catalogue as candidates that gives the
+responsibilities γ (eq. 19), the KL gap of the bound (eq. 20) and the held-out likelihood. If π_u is right, head r
+explains a share π_u^(r) of the user's items (the fixed point of the M-step, eq. 22): `calibration` measures that.
 
-In the planted world every item belongs to a known interest j. What a head stands for is what its softmax over the
-catalogue gives to each interest, p_r(j); what the model expects of a user is q_j = Σ_r π_r p_r(j), to be compared with
-the planted π_u. (Cosines to the middle of an interest do not tell: with τ = 0.07 an item is preferred e-fold for
-0.07 more cosine, so heads need not be near the items they stand for.)
+In the planted world every item belongs to a known interest j. The meaning of a head is the mass that its softmax over
+the catalogue gives to each interest, p_r(j); the model expects of a user q_j = Σ_r π_r p_r(j), to be compared with the
+planted π_u. (Cosines to the centre of an interest are misleading: with τ = 0.07, 0.07 more cosine makes an item e times
+as likely, so heads need not be near their items.)
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def encode_users(model: TwoTower, dataset: Dataset, users: Int[np.ndarray, " U"]
 
 
 def head_cosine(heads: Float[Tensor, "U k d"]) -> Float[Tensor, " U"]:
-    """Mean cosine between two heads of a user: 1 if they are all the same, near 0 if they have nothing in common."""
+    """Mean cosine between two heads of a user: 1 if they are copies of each other, near 0 if they are unrelated."""
     k = heads.shape[1]
     return (heads.sum(1).square().sum(-1) - k) / max(1, k * (k - 1))
 
@@ -54,7 +53,7 @@ def head_cosine(heads: Float[Tensor, "U k d"]) -> Float[Tensor, " U"]:
 
 
 class HeldOut(NamedTuple):
-    """What the heads say about m held-out items of each user."""
+    """The heads and m held-out items of each user."""
 
     log_pi: Float[Tensor, "U k"]
     cosine: Float[Tensor, "U m k"]
@@ -72,7 +71,7 @@ class HeldOut(NamedTuple):
     def gap(self) -> Float[Tensor, "U m"]:
         """KL(γ ‖ γ_con) of each item (eq. 20), in nats."""
         if self.log_sigma is None:
-            raise BachError("only the BACH methods have a bound, and so a gap")
+            raise BachError("only the BACH methods have a bound and its gap")
         log_pi = self.log_pi[:, None].expand_as(self.log_p)
         return mixture.kl_gap(*(x.flatten(0, 1) for x in (log_pi, self.log_sigma, self.log_p))).view(log_pi.shape[:2])
 
@@ -84,7 +83,7 @@ class HeldOut(NamedTuple):
 
 @torch.no_grad()
 def held_out(model: TwoTower, dataset: Dataset, users: Int[np.ndarray, " U"], split: Split = "test") -> HeldOut:
-    """Each head's view of the users' held-out items, with all items as candidates."""
+    """Each head's probabilities of the users' held-out items, with all items as candidates."""
     encoded, items = encode_users(model, dataset, users, split), model.items()
     targets = items[torch.as_tensor(dataset.targets(users, split), device=items.device)]  # (U, m, d)
     t = targets @ encoded.heads.mT  # (U, m, k)
@@ -116,9 +115,9 @@ class Explained(NamedTuple):
 
 @torch.no_grad()
 def explained(model: TwoTower, encoded: Encoded, items: Int[np.ndarray, "U m"]) -> Explained:
-    """Responsibilities for items of each user, a history say; −1 is no item."""
+    """Responsibilities for items of each user, for example a history; −1 is padding."""
     if model.kernel is None:
-        raise BachError("only the BACH methods share an item out among their heads")
+        raise BachError("only the BACH methods have responsibilities")
     vectors = model.items()
     t = vectors[torch.as_tensor(items, device=vectors.device)] @ encoded.heads.mT  # (U, m, k)
     log_sigma = model.kernel.log_density(t, encoded.kappa[:, None], model.d)
@@ -133,10 +132,10 @@ class Calibration(NamedTuple):
 
 
 def calibration(predicted: Float[np.ndarray, "U k"], realised: Float[np.ndarray, "U k"], bins: int = 10) -> Calibration:
-    """Reliability of predicted shares: in bins of what was predicted, what came true."""
+    """Reliability of predicted shares: the realised mean in bins of the prediction."""
     predicted, realised = (np.asarray(x, float).ravel() for x in (predicted, realised))
     if predicted.shape != realised.shape or not len(predicted) or predicted.min() < 0 or predicted.max() > 1 + 1e-6:
-        raise BachError("calibration wants shares between 0 and 1 and as many that came true")
+        raise BachError("calibration needs predicted shares between 0 and 1 and as many realised ones")
     which = np.minimum((predicted * bins).astype(int), bins - 1)
     grouped = pd.DataFrame({"bin": which, "predicted": predicted, "realised": realised}).groupby("bin")
     table = grouped.mean().assign(se=grouped["realised"].sem(), n=grouped.size()).reset_index(drop=True)
@@ -152,7 +151,7 @@ def pi_calibration(of: HeldOut, bins: int = 10) -> Calibration:
 
 
 def collapse(history: pd.DataFrame) -> pd.DataFrame:
-    """Routing collapse over a training, from the history of a run: 0 where all heads are used alike, 1 where one is."""
+    """Routing collapse over a training, from the history of a run: 0: all heads are used equally, 1: only one is."""
     k = len(history["usage"].iloc[0])
     table = history[["epoch", "step", "effective_heads", "head_cosine"]].copy()
     table["largest_share"] = [max(usage) for usage in history["usage"]]
@@ -167,7 +166,7 @@ def kappa_bounds(kappa: Float[Tensor, "U k"]) -> dict[str, float]:
 
 
 def summary(model: TwoTower, dataset: Dataset, users: Int[np.ndarray, " U"], split: Split = "test") -> dict[str, float]:
-    """The diagnostics as one row: who is used on held-out items, how apart, how sharp, how calibrated."""
+    """The diagnostics as one row: use on held-out items, distance, sharpness, calibration."""
     encoded, of = encode_users(model, dataset, users, split), held_out(model, dataset, users, split)
     usage = of.gamma.mean((0, 1)).tolist()
     row = {
@@ -188,30 +187,34 @@ def summary(model: TwoTower, dataset: Dataset, users: Int[np.ndarray, " U"], spl
 
 @torch.no_grad()
 def interest_of_heads(
-    model: TwoTower, heads: Float[Tensor, "U k d"], item_interest: Int[np.ndarray, " n"] | Float[np.ndarray, "n m"]
+    model: TwoTower,
+    heads: Float[Tensor, "U k d"] | Float[np.ndarray, "U k d"],
+    item_interest: Int[np.ndarray, " n"] | Float[np.ndarray, "n m"],
+    items: Float[np.ndarray, "n d"] | None = None,
 ) -> Float[Tensor, "U k m"]:
-    """p_r(j) = Σ_{i in j} p_r(i): what each head's softmax over the whole catalogue (eq. 12) gives to each interest.
+    """p_r(j) = Σ_{i in j} p_r(i): the mass that each head's softmax over the catalogue (eq. 12) gives to interest j.
 
-    `item_interest` says which interest an item belongs to, or how much of each (its genres, say).
+    `item_interest`: the interest of each item, or its share of each (its genres, for example). `items`: the item
+    vectors, if they are known already.
     """
-    items = model.items()
+    items = model.items() if items is None else torch.as_tensor(items, device=model.device)
     member = torch.as_tensor(item_interest, device=items.device)
     member = (member if member.ndim == 2 else torch.nn.functional.one_hot(member.long())).to(items)  # (n, m)
-    return torch.stack([(u @ items.T / model.tau).softmax(-1) @ member for u in heads])
+    return torch.stack([(u @ items.T / model.tau).softmax(-1) @ member for u in torch.as_tensor(heads).to(items)])
 
 
 class Recovery(NamedTuple):
-    """A row per user; the means over users are what is reported."""
+    """A row per user; the means over users are reported."""
 
     weights: Float[np.ndarray, "U m"]  # q_j = Σ_r π_r p_r(j), what the model expects of each interest
-    purity: Float[np.ndarray, " U"]  # Σ_r π_r max_j p_r(j): 1 if every head stands for one interest
-    distinct: Int[np.ndarray, " U"]  # how many interests are some head's first
-    covered: Float[np.ndarray, " U"]  # Σ_j π_j max_r p_r(j): 1 if each of the user's interests has a head of its own
+    purity: Float[np.ndarray, " U"]  # Σ_r π_r max_j p_r(j): 1 if every head has one interest
+    distinct: Int[np.ndarray, " U"]  # number of interests that are the first of some head
+    covered: Float[np.ndarray, " U"]  # Σ_j π_j max_r p_r(j): 1 if each of the user's interests has its own head
     overlap: Float[np.ndarray, " U"]  # Σ_j min(q_j, π_j): 1 if π_u is recovered, 0 if all weight is elsewhere
 
 
 def recovery(of_heads: Float[Tensor, "U k m"], log_pi: Float[Tensor, "U k"], pi: Float[np.ndarray, "U m"]) -> Recovery:
-    """Heads against the planted interests and π_u. A method without weights has equal ones."""
+    """Heads against the planted interests and π_u. A method without π has equal weights."""
     p, weight = of_heads.cpu().numpy(), log_pi.exp().cpu().numpy()
     q = (weight[..., None] * p).sum(1)
     first = np.zeros(q.shape, bool)

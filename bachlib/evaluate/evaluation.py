@@ -1,8 +1,8 @@
 """Evaluation over the full catalogue (section 5): every held-out item among all items but the user's earlier ones.
 
-Scores exist for a block of users at a time, and nothing is sorted: a held-out item's rank is how many items score
+Users are scored in blocks, and nothing is sorted: a held-out item's rank is one plus the number of items that score
 higher, and Recall, NDCG and AP, also over the full ranking (the paper's AUPRC), follow from the ranks. `slate=K` also
-keeps the first K items of every user and says what these slates are like.
+keeps the first K items of every user and measures diversity, novelty and coverage of these slates.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import nn
 from tqdm.auto import tqdm
 
@@ -38,12 +38,12 @@ ACCURACY = {
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """A row per user, the means, and under which protocol they were taken."""
+    """A row per user, the means, and the protocol."""
 
-    per_user: pd.DataFrame  # indexed by user; columns R@10 … AP@100, with slates also what they are like
+    per_user: pd.DataFrame  # indexed by user; columns R@10 … AP@100, with slates also theirs
     means: dict[str, float]
     ranks: Int[np.ndarray, "U 10"]  # of the held-out items in the order of time, from 1
-    protocol: dict[str, Any]  # data set, split, users, what was excluded: what two evaluations must share
+    protocol: dict[str, Any]  # data set, split, users, exclusions: the same for all in a table
     about: dict[str, Any]  # method, k, seed, parameters of the model; of a run also its validation AUPRC
     slates: Int[np.ndarray, "U K"] | None = None
 
@@ -52,7 +52,7 @@ class Evaluation:
         return self.about["method"]
 
     def save(self, folder: str | Path) -> Path:
-        """Into evaluation-<split>.parquet and .json of a run folder; `Evaluation.load` has them back."""
+        """Write evaluation-<split>.parquet and .json into a run folder; `Evaluation.load` reads them."""
         stem = Path(folder) / f"evaluation-{self.protocol['split']}"
         order = pd.DataFrame(self.ranks, self.per_user.index).add_prefix("rank_")
         parts = [self.per_user, order]
@@ -67,13 +67,13 @@ class Evaluation:
     def load(cls, folder: str | Path, split: Split = "test") -> Evaluation:
         stem = Path(folder) / f"evaluation-{split}"
         if not stem.with_suffix(".json").exists():
-            raise BachError(f"{folder} has not been evaluated on its {split} items: bach evaluate {folder} does it")
+            raise BachError(f"{folder} has not been evaluated on its {split} items: run bach evaluate {folder}")
         try:
             told = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
             told = {key: told[key] for key in ("means", "protocol", "about")}
             table = pd.read_parquet(stem.with_suffix(".parquet"))
-        except (ValueError, KeyError, TypeError, OSError) as error:  # pyarrow's are among these
-            raise BachError(f"{stem}.* is damaged ({error}); bach evaluate {folder} writes it anew") from None
+        except (ValueError, KeyError, TypeError, OSError) as error:  # includes pyarrow's errors
+            raise BachError(f"{stem}.* is damaged ({error}); run bach evaluate {folder} to write it again") from None
         order, slates = (table.filter(regex=f"^{part}_") for part in ("rank", "slate"))
         per_user = table.drop(columns=[*order, *slates])
         told["means"] = {name: told["means"][name] for name in dict.fromkeys([*per_user, *told["means"]])}
@@ -98,10 +98,10 @@ def evaluate(
 ) -> Evaluation:
     """Rank the whole catalogue for every user (at most `max_users`, drawn with `seed`) and measure.
 
-    `model` is any method of the table, a `Run`, whose best weights are taken, or a module of your own with
-    `score(history)`, (B, n_hist) item ids → (B, n_items). On a `dataset.strict()` only its cold users are looked at. A
-    model or run that was made with other data is refused. `slate=K` adds hit rate, diversity, novelty,
-    popularity bias, interest coverage and catalogue coverage of the first K items.
+    `model` is any method of the table, a `Run` (its best weights), or any module with `score(history)`, (B, n_hist)
+    item ids → (B, n_items). On a `dataset.strict()` only its cold users are evaluated. A model or run made with
+    other data raises an error. `slate=K` adds hit rate, diversity, novelty, popularity bias, interest coverage and
+    catalogue coverage of the first K items.
     """
     about = {}
     if isinstance(model, Run):
@@ -109,11 +109,11 @@ def evaluate(
         dataset.check_same(model.about["identity"]["data"]["content_hash"], f"{model.folder.name} was trained")
         model = model.model
     if not hasattr(model, "score"):
-        raise BachError(f"evaluate wants a model or a Run (Run.load(folder, dataset)); got {type(model).__name__}")
+        raise BachError(f"evaluate needs a model or a Run (Run.load(folder, dataset)); got {type(model).__name__}")
     dataset.check_same(getattr(model, "built_on", None), "the model was built")
     left = dataset.n_items - int(dataset.lengths.max()) - 1
     if not (isinstance(slate, int) and 0 <= slate <= left):
-        raise BachError(f"slate={slate}: should be 0 (none) or up to {left}, what is left for every user")
+        raise BachError(f"slate={slate}: should be 0 (none) or at most {left}, the number of items left for every user")
     if max_users < 1:
         raise BachError(f"max_users={max_users}: should be at least 1")
     users = sample_users(dataset, max_users, seed, cold=dataset.cold is not None)
@@ -147,9 +147,9 @@ def evaluate(
 def slate_table(
     slates: Int[np.ndarray, "U K"], ranks: np.ndarray, dataset: Dataset, users: np.ndarray, split: Split
 ) -> pd.DataFrame:
-    """What slates are like, a row per user. Diversity and interests are told by genres, where items have them.
+    """Properties of slates, a row per user. Diversity and interests are measured by genres, if items have them.
 
-    A user's interests are the genres of his held-out items: what he went on to want.
+    A user's interests are the genres of the held-out items.
     """
     K = slates.shape[1]
     counts = np.asarray(dataset.matrix("train").sum(0), float)[0]
@@ -174,7 +174,7 @@ def slate_table(
 def _first(scores: torch.Tensor, k: int) -> Int[np.ndarray, "B k"]:
     """The first k items, best first, equal scores by number."""
     top, kept = scores.topk(k + 1, dim=1)
-    if bool((top[:, k - 1] == top[:, k]).any()):  # a tie across the edge, of which topk takes any
+    if bool((top[:, k - 1] == top[:, k]).any()):  # a tie across the edge, which topk breaks arbitrarily
         return scores.sort(dim=1, descending=True, stable=True).indices[:, :k].cpu().numpy()
     kept = kept[:, :k].sort(1).values
     order = scores.gather(1, kept).sort(dim=1, descending=True, stable=True).indices
@@ -182,7 +182,7 @@ def _first(scores: torch.Tensor, k: int) -> Int[np.ndarray, "B k"]:
 
 
 def _about_run(run: Run) -> dict[str, Any]:
-    """What a table has to know of a training: what was set, how long it could go on, whether it ended."""
+    """What a table needs to know about a training: its parameters, limits and status."""
     train = run.about["identity"]["train"] | run.about.get("limits", {})
     chosen = run.best["auprc"] if run.best and run.weights == "best" else None  # of these weights
     told = {"run": run.folder.name, "train": train, "status": run.status, "weights": run.weights}
@@ -198,3 +198,43 @@ def _described(model: nn.Module) -> dict[str, Any]:
 
 def _hash(users: np.ndarray) -> str:
     return short_hash(users.tolist())
+
+
+# ------------------------------------------------------------------------------------------ mistakes to compare with
+# Wrong on purpose, as seen in public code, so that their effect can be measured (notebook 05). Two more are options:
+# `evaluate(…, exclude="nothing")` recommends items the user already has, and `prepare(…, ties="item")` sorts
+# simultaneous likes by item number.
+
+
+def ndcg_ideal_of_hits(ranks: Int[np.ndarray, "U m"], k: int) -> Float[np.ndarray, " U"]:
+    """NDCG@K whose ideal has only the items that *were* found: one hit at rank 1 of ten targets counts as perfect."""
+    hits = (ranks <= k).sum(1)
+    return np.where(hits > 0, metrics.dcg_of_ranks(ranks, k) / metrics.ideal_dcg(np.maximum(hits, 1)), 0.0)
+
+
+def ndcg_in_set_order(
+    slates: Int[np.ndarray, "U K"], targets: Int[np.ndarray, "U m"], k: int
+) -> Float[np.ndarray, " U"]:
+    """NDCG@K of the slate after it went through a Python set: the order is that of a hash table."""
+    ranks = np.full(targets.shape, k + 1)
+    for row, (slate, wanted) in enumerate(zip(slates[:, :k].tolist(), targets.tolist(), strict=True)):
+        place = {item: n for n, item in enumerate(set(slate), 1)}
+        ranks[row] = [place.get(item, k + 1) for item in wanted]
+    return metrics.ndcg_of_ranks(ranks, k)
+
+
+def sampled_ranks(
+    model: nn.Module, dataset: Dataset, users: Int[np.ndarray, " U"], split: Split = "test", n: int = 100, seed: int = 0
+) -> Int[np.ndarray, "U m"]:
+    """Rank of each held-out item among itself and `n` random items that are new to the user, not the catalogue."""
+    found, rng = [], np.random.default_rng(seed)
+    for block in score_blocks(model, dataset, users, split):
+        scores, targets = block.scores.cpu(), block.targets.cpu()
+        own = scores.gather(1, targets)
+        allowed = (scores > -torch.inf).scatter(1, targets, False).float()
+        if int(allowed.sum(1).min()) < n:
+            raise BachError(f"n={n}: a user has only {int(allowed.sum(1).min())} items left to sample from")
+        picked = torch.from_numpy(rng.random(allowed.shape, dtype=np.float32)).mul_(allowed).topk(n, dim=1).indices
+        better = scores.gather(1, picked)[:, None, :] > own[:, :, None]  # (B, m, n)
+        found.append(1 + better.sum(2).numpy())
+    return np.concatenate(found)

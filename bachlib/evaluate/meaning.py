@@ -1,11 +1,11 @@
-"""What heads stand for, in words: which genres a head likes more than people do on average, and a name made of these.
+"""Names for heads: the genres that a head prefers compared with all users.
 
-A head's softmax over the catalogue (eq. 12) gives p_r(g), the share of its items that have genre g; p(g) is that share
-among all training likes. The ratio p_r(g) / p(g) is the lift. A name is the genre that sets the head apart most,
-p_r(g) log(p_r(g) / p(g)), with the next one where that tells about as much.
+A head's softmax over the catalogue (eq. 12) gives p_r(g), the share of its items that have genre g
+(`diagnostics.interest_of_heads`); p(g) is that share among all training likes. The ratio p_r(g) / p(g) is the lift. The
+name is the genre with the largest p_r(g) log(p_r(g) / p(g)), plus the next genre if it is nearly as large.
 
-Heads of one user mean that user's interests. Over users only a codebook's heads are the same; the heads of a personal
-model share a slot, and a slot may mean something else for everybody: then its name says that it is mixed.
+Heads of one user are that user's interests. Only the heads of a codebook are the same for all users; head r of a
+personal model may mean something else for every user, and is then named "mixed".
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 from scipy.cluster.vq import kmeans2
-from scipy.special import softmax
 
 from bachlib.data import Dataset
 from bachlib.model.svd import pure_svd
 
 MIXED = "mixed"
-FEW = 64  # genres one can tell apart in a picture
-TELLS = 0.12  # nats that a genre has to set a head apart by to lend it its name
+FEW = 64  # the most genres that a picture can show
+TELLS = 0.12  # nats that a genre must contribute to become the name
 
 
 class Genres(NamedTuple):
@@ -45,9 +44,9 @@ def genres_of(dataset: Dataset) -> Genres:
 
 
 def topics_of(dataset: Dataset, n: int = 16) -> Genres:
-    """The genres of a data set; where its log has none, or thousands, n clusters of items that the same people like.
+    """The genres of a data set; if its log has none, or thousands, n clusters of items that the same people like.
 
-    Clusters are spherical k-means on PureSVD rows of the training likes, so they know nothing of held-out items.
+    Clusters are spherical k-means on PureSVD rows of the training likes, so they do not use held-out items.
     """
     if 0 < len(dataset.genres.names) <= FEW:
         return genres_of(dataset)
@@ -61,7 +60,7 @@ def topics_of(dataset: Dataset, n: int = 16) -> Genres:
 
 
 def topics_of_users(dataset: Dataset, topics: Genres) -> Float[np.ndarray, "U g"]:
-    """How much a user has of each topic: the planted π, or the shares among all items of the user."""
+    """The share of each topic in a user's taste: the planted π, or the shares among all items of the user."""
     if dataset.meta["source"] == "planted":
         return dataset.truth.pi[:, np.argsort(dataset.truth.genres)]  # topics are in the order of their names
     member = topics.member / np.maximum(topics.member.sum(1, keepdims=True), 1)
@@ -70,7 +69,7 @@ def topics_of_users(dataset: Dataset, topics: Genres) -> Float[np.ndarray, "U g"
 
 
 def over_users(of_heads: Float[np.ndarray, "U k g"], pi: Float[np.ndarray, "U k"]) -> Float[np.ndarray, "k g"]:
-    """What head r stands for over many users, each with the weight π_u^(r)."""
+    """p_r(g) over many users, each with the weight π_u^(r)."""
     weight = pi / np.maximum(pi.sum(0), 1e-12)
     return np.einsum("uk,ukg->kg", weight, of_heads)
 
@@ -81,10 +80,7 @@ def lift(share: Float[np.ndarray, "k g"], likes: Float[np.ndarray, " g"]) -> Flo
 
 
 def head_names(share: Float[np.ndarray, "k g"], genres: Genres) -> list[str]:
-    """A name for each head; the second of two heads with one name gets a number, a mixed one has none to keep apart.
-
-    Without genres there are no names.
-    """
+    """A name for each head; equal names are numbered, except "mixed". Without genres the names are empty."""
     if not genres.names:
         return [""] * len(share)
     tells = share * np.log(np.maximum(lift(share, genres.likes), 1e-12))
@@ -99,10 +95,3 @@ def head_names(share: Float[np.ndarray, "k g"], genres: Genres) -> list[str]:
         plain.append(name)
         given.append(f"{name} #{same + 1}" if same and name != MIXED else name)
     return given
-
-
-def shares_of_heads(
-    heads: Float[np.ndarray, "k d"], items: Float[np.ndarray, "n d"], member: Float[np.ndarray, "n g"], tau: float
-) -> Float[np.ndarray, "k g"]:
-    """p_r(g) for the heads of one user; `diagnostics.interest_of_heads` has it for many."""
-    return softmax(heads @ items.T / tau, axis=1) @ member

@@ -1,11 +1,11 @@
-"""Many seeds × many users: intervals, tests, and the paper's table with both.
+"""Intervals and tests over many seeds × many users.
 
-Two things vary: the users we happened to evaluate, and the seed a model was trained with. `paired_bootstrap` draws
-both anew, the same users for both methods, each method's seeds on their own (two methods share little of what a seed
-decides); its intervals are for "another sample of users and another training". The permutation test swaps the two
-methods' results user by user: its p is for "these trained models on other users". With one seed the interval says
-nothing about another training, and with two or three it is a guess: where training noise was a fifth of a user's, 95%
-intervals held the truth in 86% of simulated worlds with two seeds and in 89% with three.
+Two things vary: the evaluated users, and the seed of a training. `paired_bootstrap` resamples both: the same users for
+both methods, the seeds of each method separately, since two methods share little of what a seed decides. Its intervals
+are for "another sample of users and another training". The permutation test swaps the two methods' results user by
+user: its p is for "these trained models on other users". With a single seed the interval does not include variation
+between trainings; with two or three seeds it is too narrow: where training noise was a fifth of a user's, 95% intervals
+held the true value in 86% of simulated worlds with two seeds and in 89% with three.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Comparison(NamedTuple):
 
 
 def draws(values: Sequence[Values], n: int = 2_000, seed: int = 0) -> Float[np.ndarray, "n M"]:
-    """`n` means of each of M methods over redrawn users, the same for all methods, and redrawn seeds, their own."""
+    """`n` means of each of M methods over resampled users (shared by all methods) and resampled seeds (of each)."""
     values = _checked(values)
     n_users, rng = values[0].shape[1], np.random.default_rng(seed)
     stacked = np.concatenate(values)  # (M·S, U)
@@ -61,7 +61,7 @@ def interval(value: float, drawn: Float[np.ndarray, " n"], level: float = 0.95) 
 
 
 def paired_bootstrap(a: Values, b: Values, n: int = 2_000, seed: int = 0, level: float = 0.95) -> Comparison:
-    """a against b, of the same users: difference and relative gain of the means with their intervals."""
+    """a against b for the same users: difference and relative gain of the means with their intervals."""
     mean_a, mean_b = float(np.mean(a)), float(np.mean(b))
     of_a, of_b = draws([a, b], n, seed).T
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -76,9 +76,9 @@ def permutation_test(a: Values, b: Values, n: int = 10_000, seed: int = 0) -> fl
 
 
 def sign_flips(differences: Float[np.ndarray, "T U"], n: int = 10_000, seed: int = 0) -> Float[np.ndarray, " T"]:
-    """p of T paired tests at once: how often random signs bring the sum of the differences as far from 0 as it is.
+    """p of T paired tests at once: how often random signs bring the sum at least as far from 0 as observed.
 
-    The signs as they are count as one of the n + 1 draws, so p is never 0.
+    The observed signs count as one of the n + 1 draws, so p is never 0.
     """
     rng, seen = np.random.default_rng(seed), np.abs(differences.sum(1)) * (1 - 1e-12)
     beyond = np.zeros(len(differences), int)
@@ -89,7 +89,7 @@ def sign_flips(differences: Float[np.ndarray, "T U"], n: int = 10_000, seed: int
 
 
 def holm(p: Sequence[float]) -> Float[np.ndarray, " m"]:
-    """Holm's step-down correction: reject where it is ≤ α; a true one is among those with probability ≤ α."""
+    """Holm's step-down correction: rejecting where it is ≤ α rejects any true hypothesis with probability ≤ α."""
     p = np.asarray(p, float)
     order = np.argsort(p)
     stepped = p[order] * np.arange(len(p), 0, -1)
@@ -101,7 +101,7 @@ def holm(p: Sequence[float]) -> Float[np.ndarray, " m"]:
 def _checked(values: Sequence[Values]) -> list[Values]:
     values = [np.atleast_2d(np.asarray(v, float)) for v in values]
     if len({v.shape[1] for v in values}) > 1:
-        raise BachError(f"paired values should be of the same users; got {[v.shape[1] for v in values]} of them")
+        raise BachError(f"paired values should have the same users; got {[v.shape[1] for v in values]} users")
     if any(np.isnan(v).any() for v in values):
-        raise BachError("there are users without a value (NaN); leave them out for all methods")
+        raise BachError("some users have no value (NaN); leave them out for all methods")
     return values

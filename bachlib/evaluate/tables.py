@@ -1,16 +1,18 @@
-"""The paper's table from a set of evaluations: best in bold, intervals, and who differs from a chosen baseline.
+"""Tables of evaluations in the paper's layouts, with intervals and tests.
 
-    table([Evaluation, …] or run folders, baseline="all-multihead")
+    table(evaluations, baseline="all-multihead")    Tables 2 and 5: a row per method, metrics in columns
+    main_table(evaluations)                         the same for a sweep: k by validation, any baseline
+    matched(evaluations, "k")                       Tables 3 and 4: a row per value of an axis, methods in columns
 
-Evaluations of the same method and parameters with different seeds are one row. Means carry a bootstrap interval over
-users and seeds; gains over the baseline are paired by user; p-values are Holm-corrected over all cells of the table.
-Only what was measured in the same way is compared: another data set, split, set of users or rule is refused.
+Evaluations of the same method and parameters with different seeds form one cell. Means have a bootstrap interval over
+users and seeds, gains over the baseline are paired by user, and p-values are Holm-corrected over the whole table. All
+evaluations must come from the same protocol: data set, split, users, exclusions. `paper` has the paper's numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -20,110 +22,153 @@ import pandas as pd
 
 from bachlib import BachError
 from bachlib.evaluate.evaluation import Evaluation
-from bachlib.evaluate.paper import MAIN
+from bachlib.evaluate.paper import BY_K, MAIN
 from bachlib.evaluate.statistics import draws, holm, interval, sign_flips
-from bachlib.files import canonical_json, differences
+from bachlib.files import differences
 from bachlib.model.methods import METHODS
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Table:
-    """`numbers` has a row per method and metric; shown, it is the paper's table."""
+    """`numbers` has one row per cell and metric; the other members show it in one of the two layouts.
 
-    numbers: (
-        pd.DataFrame
-    )  # method, k, metric, seeds, users, mean, low, high, gain (and its interval), difference, p, p_holm
-    baseline: str
+    Its columns: [at,] method, k, metric, seeds, users, mean and gain with low and high, difference, p, p_holm, sure.
+    """
+
+    numbers: pd.DataFrame
+    baseline: str | None  # None: it has no results, so there are no gains
     protocol: dict[str, Any]
     level: float = 0.95
+    axis: str | None = None  # None: a row per method; else a row per value (`at`) of this parameter
+
+    def __post_init__(self) -> None:
+        """A gain is `sure` if the test (which covers users) and the interval (users and seeds) both exclude 0."""
+        away = (self.numbers["gain_low"] > 0) | (self.numbers["gain_high"] < 0)
+        self.numbers = self.numbers.assign(sure=away & (self.numbers["p_holm"] < 1 - self.level))
 
     @property
     def means(self) -> pd.DataFrame:
-        """Methods × metrics."""
-        return self._wide("mean")
+        """Methods × metrics; with an axis, (value, method) × metrics."""
+        if self.axis is None:
+            return self._wide("method", "metric", self.numbers, "mean")
+        return self.numbers.set_index(["at", "method", "metric"])["mean"].unstack("metric", sort=False)
 
     @property
     def gains(self) -> pd.DataFrame:
-        """Relative gain over the baseline as "+3.1% [+1.0, +5.2]", with * where it differs (see the caption)."""
-        cells = self.numbers.assign(
-            text=[
-                "" if row.method == self.baseline
-                else f"{100 * row.gain:+.1f}% [{100 * row.gain_low:+.1f}, {100 * row.gain_high:+.1f}]{self._mark(row)}"
-                for row in self.numbers.itertuples()
-            ]
-        )  # fmt: skip
-        return self._named(self._wide("text", cells).drop(index=self.baseline))
+        """Relative gain over the baseline as "+3.1% [+1.0, +5.2]", with * where it is sure (see the caption).
+
+        With an axis: over the baseline at the same value, in the last metric.
+        """
+        rows = self.numbers[self.numbers["method"] != self.baseline]
+        if self.axis is not None:
+            rows = rows[(rows["metric"] == self._metrics[-1]) & rows["gain"].notna()]
+        percent = 100 * rows[["gain", "gain_low", "gain_high"]]
+        text = [f"{gain:+.1f}% [{low:+.1f}, {high:+.1f}]" for gain, low, high in percent.itertuples(index=False)]
+        rows = rows.assign(text=text + np.where(rows["sure"], "*", "").astype(object))
+        if self.axis is None:
+            return self._with_k(self._wide("method", "metric", rows))
+        return self._wide("at", "method", rows).reindex(self.numbers["at"].unique()).fillna("–").rename_axis(self.axis)
 
     def cells(self, bold: tuple[str, str] = ("**", "**"), digits: int = 4) -> pd.DataFrame:
-        """The table as text: mean, half the width of its interval, ▲ or ▼ where it differs from the baseline."""
-        best = {metric: f"{value:.{digits}f}" for metric, value in self.means.max().items()}
-        cells = self.numbers.assign(
-            text=[self._cell(row, bold if f"{row.mean:.{digits}f}" == best[row.metric] else ("", ""), digits)
-                  for row in self.numbers.itertuples()]
-        )  # fmt: skip
-        return self._named(self._wide("text", cells))
+        """The means as text, each with half the width of its interval, the best in bold.
+
+        A row per method: ▲ or ▼ marks a sure difference. With an axis: the metrics of a method share a cell, "R@100 ± /
+        AUPRC ±", and the gains follow in columns of their own.
+        """
+        rows, wide = self.numbers, self.axis is None
+        best = rows.groupby(["metric"] if wide else ["at", "metric"])["mean"].transform("max")
+        text = []
+        for row, top in zip(rows.itertuples(), best, strict=True):
+            start, end = bold if f"{row.mean:.{digits}f}" == f"{top:.{digits}f}" else ("", "")
+            mark = ("▲" if row.difference > 0 else "▼") if wide and row.sure else ""
+            text.append(f"{start}{row.mean:.{digits}f}{end} ±{(row.high - row.low) / 2:.{digits}f}{mark}")
+        rows = rows.assign(text=text)
+        if wide:
+            return self._with_k(self._wide("method", "metric", rows))
+        rows = rows.groupby(["at", "method"], sort=False, as_index=False)["text"].agg(" / ".join)
+        made = self._wide("at", "method", rows).fillna("–").rename_axis(self.axis)
+        return made.join(self.gains.add_suffix(f", gain in {self._metrics[-1]}"))
 
     def markdown(self) -> str:
-        return _rows(self.cells(), "| ", " | ", " |", "| " + " | ".join(["---"] * (1 + len(self.means.columns))) + " |")
+        cells = self.cells()
+        return _lines(cells, "| ", " | ", " |", "| " + " | ".join(["---"] * (1 + len(cells.columns))) + " |")
 
     def latex(self) -> str:
         """Rows for a booktabs tabular."""
-        cells = self.cells(("\\textbf{", "}"))
-        for plain, tex in {"±": "$\\pm$", "▲": "$^{\\ast}$", "▼": "$^{\\dagger}$"}.items():
-            cells = cells.map(lambda text, a=plain, b=tex: text.replace(a, b))
-        return _rows(cells.rename(index=lambda name: name.replace("_", "\\_")), "", " & ", " \\\\", "\\midrule")
+        text = _lines(self.cells(("\\textbf{", "}")), "", " & ", " \\\\", "\\midrule")
+        signs = {"_": "\\_", "%": "\\%", "±": "$\\pm$", "▲": "$^{\\ast}$", "▼": "$^{\\dagger}$", "–": "--"}
+        return text.translate(str.maketrans(signs))
 
     def _repr_html_(self) -> str:
         cells = self.cells(("<b>", "</b>"))
-        head = "".join(f"<th>{escape(name)}</th>" for name in ["method", *cells.columns])
-        body = "".join(
-            f"<tr><td>{escape(str(name))}</td>{''.join(f'<td>{text}</td>' for text in row)}</tr>"
-            for name, row in zip(cells.index, cells.to_numpy(), strict=True)
-        )
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><p><small>{self.caption}</small></p>"
+        if self.axis is not None:  # a gain stands below the numbers it belongs to
+            gains, cells = self.gains, cells[self.numbers["method"].unique()]
+            cells = cells.apply(lambda column: column.str.replace(" / ", " / <br>"))
+            for method in gains:
+                cells[method] += " <br><small>" + gains[method] + "</small>"
+        head = "".join(f"<th>{escape(name)}</th>" for name in [cells.index.name, *cells])
+        rows = [[escape(str(name)), *row] for name, *row in cells.reset_index().to_numpy()]
+        body = "".join(f"<tr>{''.join(f'<td>{text}</td>' for text in row)}</tr>" for row in rows)
+        caption = f"<p><small>{escape(self.caption)}</small></p>"
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{caption}"
 
     @property
     def caption(self) -> str:
-        trained = self.numbers[self.numbers["method"] != "mostpop"]  # counts have no seed
-        users, n_seeds = self.protocol["users"], sorted(set(trained["seeds"]))
+        wide, users = self.axis is None, self.protocol["users"]
+        n_seeds = sorted(set(self.numbers.loc[self.numbers["method"] != "mostpop", "seeds"]))  # counts have no seed
         who = f"{users['n']:,} {'cold ' if users['which'] == 'cold' else ''}users"
-        parts = [
-            f"{self.protocol['data']}, {self.protocol['split']} split, {who}, seeds per method: "
-            f"{' or '.join(map(str, n_seeds)) or 'none'}.",
-            f"Bold: best. ±: half of the {self.level:.0%} interval over users and seeds.",
-            f"▲▼: differs from {self.baseline}: paired permutation test over users, Holm-corrected over the table,",
-            f"p < {1 - self.level:.2g}, and the interval of the gain over users and seeds leaves 0 out.",
-        ]
-        if (fewer := self.numbers.groupby("metric", sort=False)["users"].first()).nunique() > 1:
-            parts.append("Users with a value: " + ", ".join(f"{metric} {n:,}" for metric, n in fewer.items()) + ".")
-        if 1 in n_seeds:
-            parts.append("One seed: of another training nothing is said.")
-        return " ".join(parts)
+        told = f"{self.protocol['data']}, {self.protocol['split']} split, {who}; "
+        told += f"seeds per {'method' if wide else 'cell'}: {_either(n_seeds)}. "
+        told += "Bold: best. " if wide else f"Each cell shows {' / '.join(self._metrics)}. Bold: best of the row. "
+        told += f"±: half of the {self.level:.0%} interval over users and seeds."
+        sure = f"interval excludes 0, and p < {1 - self.level:.2g} in a paired permutation test over users"
+        if self.baseline is None:
+            told += " The baseline has no results, so no gains are shown."
+        elif wide:
+            told += f" ▲▼: above or below {self.baseline}: the gain's {sure}, Holm-corrected over the table."
+        else:
+            told += f" Below: gain in {self._metrics[-1]} over {self.baseline} in the same row."
+            told += f" *: its {sure}, Holm-corrected over the table."
+        if self.numbers["users"].nunique() > 1:
+            counts = self.numbers.groupby("metric", sort=False)["users"].unique()
+            told += f" Users with a value: {', '.join(f'{m} {_either(n)}' for m, n in counts.items())}."
+        if not wide and self.numbers["at"].nunique() > 1 and self.numbers["shared"].any():
+            shared = self.numbers.loc[self.numbers["shared"], "method"].unique()
+            told += f" Without {self.axis}, the same in each row: {', '.join(shared)}."
+        single = " Single seed: the intervals do not include variation between trainings."
+        return told + (single if 1 in n_seeds else "")
 
     def __repr__(self) -> str:
         return f"{self.cells(('*', '')).to_string()}\n{self.caption}"
 
-    def _cell(self, row: Any, bold: tuple[str, str], digits: int) -> str:
-        number = f"{bold[0]}{row.mean:.{digits}f}{bold[1]}"
-        return f"{number} ±{(row.high - row.low) / 2:.{digits}f}{self._mark(row, '▲', '▼')}"
+    @property
+    def _metrics(self) -> list[str]:
+        return list(self.numbers["metric"].unique())
 
-    def _mark(self, row: Any, up: str = "*", down: str = "*") -> str:
-        """Both must say so: the test, which knows users only, and the interval, which knows seeds too."""
-        if not (row.p_holm < 1 - self.level and (row.gain_low > 0 or row.gain_high < 0)):
-            return ""
-        return up if row.difference > 0 else down
-
-    def _named(self, table: pd.DataFrame) -> pd.DataFrame:
-        """With k in the names of the rows, where the multi-head methods do not all have the same."""
+    def _with_k(self, table: pd.DataFrame) -> pd.DataFrame:
+        """With k in the names of the rows, where the multi-head methods do not all have the same k."""
         k_of = self.numbers.groupby("method")["k"].first()
         several = {k for k in k_of.dropna() if k > 1}
         shown = {m: f"{m}, k = {k:.0f}" for m, k in k_of.items() if len(several) > 1 and k > 1 and "k = " not in m}
         return table.rename(index=shown)
 
-    def _wide(self, column: str, numbers: pd.DataFrame | None = None) -> pd.DataFrame:
-        numbers = self.numbers if numbers is None else numbers
-        wide = numbers.pivot(index="method", columns="metric", values=column)
-        return wide.loc[numbers["method"].unique(), numbers["metric"].unique()].rename_axis(columns=None)
+    @staticmethod
+    def _wide(row: str, column: str, numbers: pd.DataFrame, values: str = "text") -> pd.DataFrame:
+        """Rows and columns in the order of `numbers`."""
+        wide = numbers.pivot(index=row, columns=column, values=values).rename_axis(columns=None)
+        return wide.reindex(index=pd.Index(numbers[row].unique(), name=row), columns=numbers[column].unique())
+
+
+def _either(counts: Sequence[int]) -> str:
+    return " or ".join(f"{n:,}" for n in sorted(counts)) or "none"
+
+
+def _lines(cells: pd.DataFrame, start: str, between: str, end: str, rule: str) -> str:
+    lines = [start + between.join(map(str, line)) + end for line in cells.reset_index().to_numpy()]
+    return "\n".join([start + between.join([cells.index.name, *cells]) + end, rule, *lines])
+
+
+# -------------------------------------------------------------------------------------------- from evaluations
 
 
 def table(
@@ -136,18 +181,18 @@ def table(
     seed: int = 0,
     level: float = 0.95,
 ) -> Table:
-    """The paper's table of these evaluations (run folders are looked up), against `baseline`, a row of it.
+    """The paper's main table of these evaluations (or run folders); `baseline` is the name of one of its rows.
 
     `best_over_k` keeps for each method the k with the best *validation* AUPRC, as the paper's main tables do. A user
-    without a value in a metric (no genres, say) is left out of it for all methods.
+    without a value in a metric (no genres, for example) is left out of it for all methods.
     """
     if isinstance(evaluations, Evaluation | str | Path):
-        raise BachError("table wants a list of evaluations or run folders, not a single one")
+        raise BachError("table needs a list of evaluations or run folders, not a single one")
     if not 0 < level < 1:
         raise BachError(f"level={level}: should be between 0 and 1, e.g. 0.95")
     found = [e if isinstance(e, Evaluation) else Evaluation.load(e) for e in evaluations]
     if not found:
-        raise BachError("there is nothing to compare: give evaluations or folders of evaluated runs")
+        raise BachError("nothing to compare: give evaluations or folders of evaluated runs")
     check_comparable(found)
     for e in found:
         if missing := [name for name in metrics if name not in e.per_user]:
@@ -169,47 +214,112 @@ def table(
             numbers = [*interval(value.mean(), drawn[name], level), *interval(*gain, level), value.mean() - base.mean()]
             rows.append([name, k, metric, len(value), int(there.sum()), *numbers])
     names = "method k metric seeds users mean low high gain gain_low gain_high difference".split()
-    numbers = pd.DataFrame(rows, columns=names).assign(p=np.nan, p_holm=np.nan)
-    others = (numbers["method"] != baseline).to_numpy()
-    if others.any():
-        p = np.array(p)[others]
-        numbers.loc[others, "p"], numbers.loc[others, "p_holm"] = p, holm(p)
+    others = [row[0] != baseline for row in rows]
+    numbers = pd.DataFrame(rows, columns=names).assign(p=np.where(others, p, np.nan), p_holm=np.nan)
+    numbers.loc[others, "p_holm"] = holm(numbers.loc[others, "p"])
     return Table(numbers, baseline, found[0].protocol, level)
 
 
+def main_table(evaluations: Sequence[Evaluation], baseline: str = "all-multihead") -> Table:
+    """The main table of a sweep: for each method and setting the k that is best on the validation items.
+
+    If the baseline has no evaluation, the first method takes its place; the caption names it.
+    """
+    found = _renamed(evaluations, "k")
+    return table(found, _baseline(found, baseline) or next((e.label for e in found), baseline), best_over_k=True)
+
+
+def matched(
+    evaluations: Sequence[Evaluation],
+    axis: str = "k",
+    methods: Sequence[str] | None = None,
+    metrics: Sequence[str] = tuple(BY_K),
+    *,
+    baseline: str = "all-multihead",
+    **how: Any,
+) -> Table:
+    """A row per value of `axis`, methods beside each other, each compared with the baseline in the same row.
+
+    A method without the axis is in every row. `how`: n_draws, seed and level of `table`.
+    """
+    known = [e for e in evaluations if methods is None or e.label in methods]
+    if not known:
+        raise BachError("nothing to compare: give evaluations of at least one of the methods")
+    found = [(_value(e, axis), e) for e in _renamed(known, axis)]
+    values = sorted({at for at, _ in found if at is not None}, key=lambda x: (isinstance(x, str), x)) or ["–"]
+    base, shared = _baseline([e for _, e in found], baseline), {e.label for at, e in found if at is None}
+    rows = []
+    for value in values:
+        here = [e for at, e in found if at is None or at == value]
+        names = {e.label for e in here}
+        made = table(here, base if base in names else here[0].label, metrics, **how)
+        if base not in names:
+            made.numbers[["gain", "gain_low", "gain_high", "difference", "p", "p_holm"]] = np.nan
+        rows.append(made.numbers.assign(at=value, shared=made.numbers["method"].isin(shared)))
+    numbers = pd.concat(rows, ignore_index=True)
+    tested = numbers["p"].notna()
+    numbers.loc[tested, "p_holm"] = holm(numbers.loc[tested, "p"])
+    return Table(numbers[["at", *numbers.columns.drop("at")]], base, made.protocol, made.level, axis)
+
+
 def check_comparable(evaluations: Sequence[Evaluation]) -> None:
-    """Refuse to compare what was not measured in the same way, and say how it differs."""
-    first = evaluations[0]
-    for other in evaluations[1:]:
-        same_data = first.protocol["content_hash"] == other.protocol["content_hash"]
-        a, b = (
-            {key: value for key, value in e.protocol.items() if not (same_data and key == "data")}
-            for e in (first, other)
-        )
+    """Raise an error that names the differences if the evaluations do not share one protocol."""
+    first, *others = evaluations
+    for other in others:
+        same = ["data"] if first.protocol["content_hash"] == other.protocol["content_hash"] else []  # in another folder
+        a, b = ({key: value for key, value in e.protocol.items() if key not in same} for e in (first, other))
         if found := differences(a, b, f"for {first.label}", f"for {other.label}"):
-            raise BachError("these cannot be compared: " + "; ".join(found) + ". Evaluate them in the same way")
+            raise BachError("these evaluations are not comparable: " + "; ".join(found) + ". Use one protocol for all")
 
 
 def grouped(evaluations: Sequence[Evaluation]) -> dict[str, list[Evaluation]]:
-    """Seeds of one method together, methods in the order of the paper; what else differs becomes part of the name."""
+    """Name of a row → its evaluations, one per seed; methods in the order of the paper."""
     groups: dict[str, list[Evaluation]] = {}
-    for e in evaluations:
-        groups.setdefault(canonical_json([e.label, _settings(e)]), []).append(e)
-    named = {}
-    for group in groups.values():
-        method = group[0].label
-        rivals = [other[0] for other in groups.values() if other[0].label == method]
-        keys = dict.fromkeys(key for e in rivals for key in _settings(e))
-        apart = [key for key in keys if len({repr(_settings(e).get(key)) for e in rivals}) > 1]
-        name = method + (f" ({', '.join(f'{k} = {_settings(group[0]).get(k)}' for k in apart)})" if apart else "")
-        if len({_seed(e) for e in group}) < len(group):
-            raise BachError(f"{name}: seed {_seed(group[0])} is there twice; one evaluation per seed")
-        named[name] = group
-    order = list(METHODS)
-    place = {
-        name: order.index(group[0].label) if group[0].label in order else len(order) for name, group in named.items()
-    }
-    return dict(sorted(named.items(), key=lambda item: place[item[0]]))
+    for name, e in _named(evaluations):
+        groups.setdefault(name, []).append(e)
+    for name, group in groups.items():
+        seeds = [(e.about.get("seed"), e.about.get("train", {}).get("seed")) for e in group]
+        if len(set(seeds)) < len(seeds):
+            raise BachError(f"{name}: seed {seeds[0]} occurs twice; give one evaluation per seed")
+    return groups
+
+
+def _named(evaluations: Sequence[Evaluation], axis: str | None = None) -> list[tuple[str, Evaluation]]:
+    """In the order of the paper's methods; settings that differ within a method (but the axis) are in the name."""
+    order, named = list(METHODS), []
+    for e in sorted(evaluations, key=lambda e: order.index(e.label) if e.label in order else len(order)):
+        rivals = [_settings(other) for other in evaluations if other.label == e.label]
+        keys = dict.fromkeys(key for rival in rivals for key in rival if key != axis)
+        apart = [key for key in keys if len({repr(rival.get(key)) for rival in rivals}) > 1]
+        told = ", ".join(f"{key} = {_settings(e).get(key)}" for key in apart)
+        named.append((f"{e.label} ({told})" if told else e.label, e))
+    return named
+
+
+def _renamed(evaluations: Sequence[Evaluation], axis: str) -> list[Evaluation]:
+    """Evaluations whose label is their name, so that it stays the same in every row of a table."""
+    return [replace(e, about={**e.about, "method": name}) for name, e in _named(evaluations, axis)]
+
+
+def _settings(e: Evaluation) -> dict[str, Any]:
+    """All parameters but the seeds; also whether the training ended and which weights these are."""
+    both = {**e.about.get("model", {}), **e.about.get("train", {})}
+    both |= {key: e.about.get(key, usual) for key, usual in (("status", "finished"), ("weights", "best"))}
+    return {key: value for key, value in both.items() if key != "seed"}
+
+
+def _value(e: Evaluation, axis: str) -> Any:
+    """The value of the axis; None for a method that does not have it (a single vector has no k)."""
+    if axis != "k":
+        value = _settings(e).get(axis)
+        return "none" if value is None and axis in _settings(e) else value
+    row = METHODS.get(e.label.split(" (")[0])
+    return None if row and (row.heads or row.objective == "counts") else e.about.get("k")
+
+
+def _baseline(found: Sequence[Evaluation], wanted: str) -> str | None:
+    """The row that is meant by a baseline: the method itself, or the first of its settings."""
+    return next((e.label for e in found if e.label == wanted or e.label.startswith(f"{wanted} (")), None)
 
 
 def _best_over_k(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
@@ -220,26 +330,6 @@ def _best_over_k(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
     for method, by_k in by_method.items():
         looks = {k: [e.about.get("valid_auprc") for e in group] for k, group in by_k.items()}
         if len(by_k) > 1 and any(look is None for group in looks.values() for look in group):
-            raise BachError(f"{method} has several k, and validation decides which is best: evaluate runs, not models")
+            raise BachError(f"{method} has several k, and validation AUPRC chooses one: evaluate runs, not models")
         kept += by_k[max(by_k, key=lambda k: np.mean(looks[k]))] if len(by_k) > 1 else next(iter(by_k.values()))
     return kept
-
-
-def _settings(e: Evaluation) -> dict[str, Any]:
-    """All parameters but the seeds; also whether the training ended and which weights these are."""
-    both = {**e.about.get("model", {}), **e.about.get("train", {})}
-    both |= {key: e.about.get(key, usual) for key, usual in (("status", "finished"), ("weights", "best"))}
-    return {key: value for key, value in both.items() if key != "seed"}
-
-
-def _seed(e: Evaluation) -> tuple[Any, Any]:
-    return e.about.get("seed"), e.about.get("train", {}).get("seed")
-
-
-def _rows(cells: pd.DataFrame, start: str, between: str, end: str, rule: str) -> str:
-    lines = [
-        ["method", *cells.columns],
-        *([name, *row] for name, row in zip(cells.index, cells.to_numpy(), strict=True)),
-    ]
-    lines = [start + between.join(map(str, line)) + end for line in lines]
-    return "\n".join([lines[0], rule, *lines[1:]])

@@ -1,4 +1,4 @@
-"""Serving: exact, two-step and codebook retrieval with proof; steering, re-ranking, cold start.
+"""Serving: exact, two-step and codebook retrieval with certificates; steering, re-ranking, cold start.
 
 `Retriever` comes with torch; a saved codebook is served without it by `bachlib.serve.lean`.
 """

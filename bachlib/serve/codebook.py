@@ -1,10 +1,10 @@
 """Serving from a global codebook ("Global codebook"): densities and lists computed once, π_u decides. Needs no torch.
 
 With heads that all users share, m(i | u) = Σ_r π_u^(r) S_ir is linear in π_u, and S_ir = C_d(κ_r) ω_κ(⟨u_r, v_i⟩) is
-known beforehand. Each prototype's items lie sorted by S. A threshold algorithm goes down the lists of the prototypes
-that matter, always where the bound Σ_r π_r S(r, depth_r) falls most, scores what it meets, and stops when the K-th best
-is above the bound: no item it has not met can be better. Where that would take longer than the dense product S π, it
-takes the product. Both keep what rounding could have changed and end in `density`, so the slate is proved to be exact.
+known beforehand. Each prototype's items are sorted by S. A threshold algorithm goes down the lists of the prototypes
+that matter, always where the bound Σ_r π_r S(r, depth_r) falls most, scores each new item, and stops when the K-th best
+is above the bound: no unseen item can be better. If that would take longer than the dense product S π, the product is
+used. Both keep all items that rounding could have changed and end in `density`, so the slate is proved to be exact.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from numba import njit
 from bachlib.serve.density import Best, LeftOut, Query, Rule
 
 STEP = 16  # entries of a list at a time
-DENSE_SHARE = 1 / 6  # of the catalogue: scoring more rows one by one takes longer than the product over all
-TINY = 1e-30  # a density of less than this of its prototype's largest is taken for 0
-TRUSTED = 1e-20  # sums above this do not notice
+DENSE_SHARE = 1 / 6  # of the catalogue: scoring more rows one by one takes longer than the dense product
+TINY = 1e-30  # relative to its prototype's largest density, smaller ones count as 0
+TRUSTED = 1e-20  # sums above this are not affected by that
 
 
 class CodebookArrays(NamedTuple):
-    """All there is to serve from; each may be a memory-mapped file."""
+    """Everything needed for serving; each array may be a memory-mapped file."""
 
     prototypes: Float[np.ndarray, "k d"]  # unit, float32
     kappa: Float[np.ndarray, " k"]
@@ -63,7 +63,7 @@ def compute(
 def top_k(
     arrays: CodebookArrays, pi: Float[np.ndarray, "B k"], K: int, left_out: LeftOut, rule: Rule
 ) -> tuple[Best, Int[np.ndarray, " B"]]:
-    """(the exact best K of every π_u, how many rows were looked at: all of them where the dense product was taken)."""
+    """(the exact best K of every π_u, number of rows looked at: all of them if the dense product was used)."""
     B, (n, k) = len(pi), arrays.density.shape
     with np.errstate(divide="ignore"):
         log_pi = np.log(pi)
@@ -89,7 +89,7 @@ def top_k(
 
 
 def rounding(k: int) -> float:
-    """How far, relatively, a float32 sum of k products of rounded numbers ≥ 0 may be off, and room to spare."""
+    """The largest relative error of a float32 sum of k products of rounded numbers ≥ 0, with a margin."""
     return (k + 8) * 2.0**-23
 
 
@@ -103,13 +103,13 @@ def dot(row, weight):
 
 @njit(nogil=True, cache=True)
 def descend(lists, density, weight, K, left_out, scores, places, budget, off):
-    """The threshold algorithm of one user: fills scores and places with all it met; returns (how many, proved?)."""
+    """The threshold algorithm of one user: fills scores and places with the items it saw; returns (count, proved)."""
     k, length = lists.shape
     seen = np.zeros(len(density), np.uint8)
     for j in range(len(left_out)):
         seen[left_out[j]] = 1
     depth = np.zeros(k, np.int64)
-    level, below = np.empty(k), np.empty(k)  # what an item not met may get of a list; what after the next step
+    level, below = np.empty(k), np.empty(k)  # the most an unseen item can get from a list; after the next step
     for r in range(k):
         level[r] = weight[r] * density[lists[r, 0], r]
         below[r] = weight[r] * density[lists[r, min(STEP, length - 1)], r]
@@ -122,7 +122,7 @@ def descend(lists, density, weight, K, left_out, scores, places, budget, off):
             fall = level[s] - below[s] + 1e-3 * level[s]
             if depth[s] + STEP < length and fall > most:
                 most, r = fall, s
-        if r < 0 or (count > budget // 2 and bound > 2.0 * top[K - 1]):  # the lists end, or it will not be in time
+        if r < 0 or (count > budget // 2 and bound > 2.0 * top[K - 1]):  # the lists end, or the bound falls too slowly
             return count, False
         for at in range(depth[r], depth[r] + STEP):
             i = lists[r, at]
@@ -135,7 +135,7 @@ def descend(lists, density, weight, K, left_out, scores, places, budget, off):
                     insert_value(score, top)
         depth[r] += STEP
         level[r] = below[r]
-        bound = level.sum()  # anew: small levels would be lost in differences of large ones
+        bound = level.sum()  # a new sum: small levels would be lost in differences of large ones
         below[r] = weight[r] * density[lists[r, min(depth[r] + STEP, length - 1)], r]
         if top[K - 1] > TRUSTED and top[K - 1] * (1.0 - 2 * off) > bound * (1.0 + 2 * off):
             return count, True

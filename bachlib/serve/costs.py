@@ -1,19 +1,20 @@
-"""Which way of serving is the cheapest: measured, with the model and the catalogue at hand.
+"""The cheapest strategy, measured with the model and the catalogue at hand.
 
-A graph takes long to build, so it is only built where `bach bench serve` found two-step to be well below the scan for
-so many items (`RATIOS`). Then both are timed on this machine with requests of this model, and two-step also has to find
-what the scan finds.
+Building a graph takes long, so it is only built if `bach bench serve` found two-step well below the scan for that many
+items (`RATIOS`). Then both are timed on this machine with requests of this model, and two-step must also find the items
+that the scan finds.
 """
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bachlib.serve import codebook, exact
-from bachlib.serve.one_core import one_core
+from bachlib.serve.lean import one_core
 from bachlib.serve.twostep import two_step
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 # two-step (hnsw) over exact, one request, K = 100, k = 8, by `bach bench serve`: items → ratio
 RATIOS = {20_000: 3.0, 50_000: 1.4, 200_000: 0.24, 1_000_000: 0.07}
 WORTH_BUILDING, RECALL, K = 0.5, 0.99, 100
-REQUESTS = 24
+ROWS = [slice(u, u + 1) for u in range(24)]  # requests
 
 
 @one_core()
@@ -31,15 +32,14 @@ def choose(retriever: Retriever) -> tuple[str, Catalogue, str]:
     """(strategy, its catalogue, why)."""
     bare = retriever.built(retriever.catalogue, "exact")
     n, k = len(bare.items), retriever.model.k
-    rng = np.random.default_rng(0)
-    histories = [rng.choice(bare.numbers, min(n, retriever.model.n_hist)) for _ in range(REQUESTS)]
-    depth = min(K, n)
-    out = bare.left_out([np.empty(0, np.int64)] * REQUESTS, depth)
-    somebody = np.zeros(REQUESTS, np.int64)  # only looked at where every user has a π of his own
-    query, pi = retriever.users.query(bare, histories, user=somebody)
+    rng, depth = np.random.default_rng(0), min(K, n)
+    histories = [rng.choice(bare.numbers, min(n, retriever.model.n_hist)) for _ in ROWS]
+    out = bare.left_out([np.empty(0, np.int64)] * len(ROWS), depth)
+    anyone = np.zeros(len(ROWS), np.int64)  # only read by models with a free π per user
+    query, pi = retriever.users.query(bare, histories, user=anyone)
     scan = _milliseconds(lambda u: exact.top_k(query[u], bare.items, depth, out[u]))
     size = f"{n:,} items, k = {k}: a scan takes {scan:.2f} ms"
-    if retriever.shared:
+    if retriever.users.shared_heads is not None:
         made = retriever.built(bare, "codebook")
         cached = _milliseconds(lambda u: codebook.top_k(made.codebook, pi[u], depth, out[u], retriever.rule))
         said = f"{size}, the codebook's lists {cached:.2f} ms"
@@ -49,7 +49,7 @@ def choose(retriever: Retriever) -> tuple[str, Catalogue, str]:
         return "exact", bare, f"exact: {size}; two-step would take about {expected:.1f} times that"
     made = retriever.built(bare, "two-step")
     lists = (made.index, retriever.settings["M"], retriever.settings["max_M"])
-    found = [two_step(query[u], bare.items, depth, out[u], *lists)[0].found[0] for u in _rows()]
+    found = [two_step(query[u], bare.items, depth, out[u], *lists)[0].found[0] for u in ROWS]
     wanted = exact.top_k(query, bare.items, depth, out).found
     recall = float(np.mean([np.isin(a, b).mean() for a, b in zip(wanted, found, strict=True)]))
     graph = _milliseconds(lambda u: two_step(query[u], bare.items, depth, out[u], *lists))
@@ -59,14 +59,10 @@ def choose(retriever: Retriever) -> tuple[str, Catalogue, str]:
     return "exact", bare, f"exact: {said}"
 
 
-def _rows() -> list[slice]:
-    return [slice(u, u + 1) for u in range(REQUESTS)]
-
-
-def _milliseconds(request) -> float:
+def _milliseconds(request: Callable[[slice], Any]) -> float:
     """The median of single requests, after one to warm up."""
     took = []
-    for u in [slice(0, 1), *_rows()]:
+    for u in [ROWS[0], *ROWS]:
         start = time.perf_counter()
         request(u)
         took.append(1000 * (time.perf_counter() - start))

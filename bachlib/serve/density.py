@@ -1,11 +1,11 @@
-"""The score of one item, in float64 and always by the same operations; and what bounds it. Needs no torch.
+"""The score of one item, in float64 and always by the same operations, and bounds on it. Needs no torch.
 
     mixture         m(i | u) = Σ_r π_r C_d(κ_r) ω_κ(⟨u_r, v_i⟩)  (eq. 23), as log m = log Σ_r exp(a_r + log ω_κ(t_r))
     max over heads  max_r ⟨u_r, v_i⟩  (eq. 8)
 
-Every way of serving ends here: a scan, a graph or a cached list only decides *which* items are scored. The score of an
-item does not depend on where in a block it stood, so two ways that find the same items return the same slate, to the
-bit, and items with equal vectors tie and go by their number.
+Every strategy ends here: a scan, a graph or a cached list only decides *which* items are scored. The score of an item
+does not depend on its place in a block, so strategies that find the same items return the same slate, to the bit, and
+items with equal vectors tie and are ordered by number.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Rule = Literal["power-spherical", "von-mises-fisher", "max over heads"]
 
 
 class Query(NamedTuple):
-    """What B requests ask for: where to look, how much each head counts and how sharply it looks."""
+    """B requests: heads, their weights and their concentrations."""
 
     heads: Float[np.ndarray, "B k d"]  # float32, unit
     log_weight: Float[np.ndarray, "B k"]  # a_r = log π_r + log C_d(κ_r); 0 for max over heads
@@ -34,7 +34,7 @@ class Query(NamedTuple):
 
     @property
     def soft(self) -> bool:
-        """Is the score a sum over heads, or the best of them?"""
+        """True if the score is a sum over heads, False if it is the best head's."""
         return self.rule != "max over heads"
 
     def __getitem__(self, rows) -> Query:
@@ -65,23 +65,23 @@ def log_sum_exp(x: Float[np.ndarray, "B k"]) -> Float[np.ndarray, " B"]:
 
 
 def rounding(d: int) -> float:
-    """How far a float32 inner product of unit vectors may be from the exact one, in whatever order it was summed."""
+    """The largest error of a float32 inner product of unit vectors, in any order of summation."""
     return (d + 4) * 2.0**-24 * 1.01
 
 
 class Best:
-    """The best K items of each of B users so far: what `rescore` fills."""
+    """The best K items of each of B users so far, filled by `rescore`."""
 
     def __init__(self, query: Query, items: Float[np.ndarray, "n d"], K: int, left_out: LeftOut):
         B = len(query.log_weight)
         self.query, self.items, self.left_out, self.columns = query, items, left_out, query.columns
         self.scores = np.full((B, K), -np.inf)
-        self.found = np.full((B, K), len(items), np.int64)  # an item that is not there: any is better
+        self.found = np.full((B, K), len(items), np.int64)  # no item yet: any is better
         self.n_scored = 0
 
     @property
     def worst(self) -> Float[np.ndarray, " B"]:
-        """θ: what an item has to reach to come in; −∞ while there are fewer than K."""
+        """θ: the score an item must reach to enter; −∞ while there are fewer than K."""
         return self.scores[:, -1]
 
     def offer(self, users: Int[np.ndarray, " m"], places: Int[np.ndarray, " m"]) -> None:
@@ -99,7 +99,7 @@ class Best:
 
 
 class LeftOut(NamedTuple):
-    """Per user the rows that may not be served: items[starts[u]:starts[u + 1]], ascending, none twice."""
+    """Per user the rows that must not be served: items[starts[u]:starts[u + 1]], ascending, unique."""
 
     items: Int[np.ndarray, " m"]
     starts: Int[np.ndarray, " B_plus_1"]
@@ -115,7 +115,7 @@ class LeftOut(NamedTuple):
 
 
 def brute_force(query: Query, items: Float[np.ndarray, "n d"], K: int, left_out: LeftOut) -> Best:
-    """Every item scored: the plain version that all others are tested against."""
+    """Score every item: the plain version that all strategies are tested against."""
     best = Best(query, items, K, left_out)
     places = np.arange(len(items))
     for u in range(len(query.log_weight)):

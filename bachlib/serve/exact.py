@@ -1,14 +1,14 @@
-"""Exact top-K over the whole catalogue: cache-sized blocks, and bounds that leave nearly all items out.
+"""Exact top-K over the whole catalogue: cache-sized blocks, and bounds that skip nearly all items.
 
-An item reaches the K-th best score θ only if Σ_r exp(term_r) ≥ e^θ. Three looks at an item, each at what the one before
-has let through:
+An item reaches the K-th best score θ only if Σ_r exp(term_r) ≥ e^θ. Three filters, each for the items that passed the
+one before:
 
-    1. With parts λ_r that sum to e^θ, at least one head has to give its part: t_r ≥ τ_r. One comparison per cosine.
+    1. With parts λ_r that sum to e^θ, at least one head has to give its part: t_r ≥ cut_r. One comparison per cosine.
     2. Each head's term is looked up in a table of its density over the cosine, rounded up. No logarithm or exponential.
     3. The score itself in float64 (`density`), for a few hundred items.
 
-The cosines of a block are one float32 matrix product; 1 and 2 allow for its rounding. So what is left out is proved to
-be worse, and the slate is that of `density.brute_force`, to the bit.
+The cosines of a block are one float32 matrix product; 1 and 2 allow for its rounding. So every skipped item is proved
+to be worse, and the slate is that of `density.brute_force`, to the bit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bachlib.serve.kernels import BINS, fill_tables, roughly, sift, thresholds
 
 BLOCK, WIDTH = 1 << 18, 8192  # cosines at a time (a megabyte), and items at the most
 USERS = 64  # at a time
-FIRST = 3072  # items that are looked at for a θ to begin with
+FIRST = 3072  # items that give a first θ
 
 
 def top_k(
@@ -33,7 +33,7 @@ def top_k(
     left_out: LeftOut,
     start: tuple[Int[np.ndarray, " m"], Int[np.ndarray, " m"]] | None = None,
 ) -> Best:
-    """The exact best K of every user. `start`: (users, places) to look at first; good ones leave less to do."""
+    """The exact best K of every user. `start`: (users, places) to score first; good ones save work."""
     best = Best(query, items, K, left_out)
     if start is not None:
         best.offer(*start)
@@ -50,7 +50,7 @@ def _scan(best: Best, users: slice) -> None:
     order, shift, table = np.argsort(peak, axis=1), None, np.empty((B, k, BINS + 2), np.float32)
     starts = best.left_out.starts[users.start : users.stop + 1]
     K = best.scores.shape[1]
-    wanted = min(K + int(np.diff(starts).max(initial=0)), 4 * K + 100)  # so many will mostly hold K that may be served
+    wanted = min(K + int(np.diff(starts).max(initial=0)), 4 * K + 100)  # usually holds K items that may be served
     width = min(n, max(256, 2 * wanted, min(WIDTH, BLOCK // (B * k))))
     room = np.empty((width, B * k), np.float32)
     for begin in range(0, n, width):
@@ -69,7 +69,7 @@ def _scan(best: Best, users: slice) -> None:
 
 
 def _promising(query: Query, t: Float[np.ndarray, "b B k"], wanted: int) -> Int[np.ndarray, "B wanted"]:
-    """Items of a block that are likely good, for a θ to begin with: by a rough score that need not bound anything."""
+    """Items of a block that are probably good, for a first θ: by a rough score, which need not be a bound."""
     t = t[: max(FIRST, 2 * wanted)]
     b, B, _ = t.shape
     if b <= wanted:
@@ -82,16 +82,16 @@ def _promising(query: Query, t: Float[np.ndarray, "b B k"], wanted: int) -> Int[
 
 
 def _peaks(query: Query) -> Float[np.ndarray, "B k"]:
-    """The term of a head with an item right on it, and a little more: vectors are unit up to 1e-6."""
+    """The term of a head for an item at cosine 1, and a little more: vectors are unit up to 1e-6."""
     return query.log_weight + query.kappa * (math.log1p(1 + 1e-5) if query.power else 1 + 1e-5)
 
 
 def thresholds_of(query: Query, theta: Float[np.ndarray, " B"]) -> Float[np.ndarray, "B k"]:
-    """τ_r of every user without room for rounding; above 1 for a head that need not be asked."""
-    tau = np.empty(query.kappa.shape)
+    """cut_r of every user without allowance for rounding; above 1 for a head that can be skipped."""
+    cut = np.empty(query.kappa.shape)
     peak = _peaks(query)
     order = np.argsort(peak, axis=1)
-    for u in range(len(tau)):
+    for u in range(len(cut)):
         at = (query.log_weight[u], query.kappa[u], query.power, query.soft, peak[u], order[u])
-        thresholds(theta[u], *at, 0.0, tau[u])
-    return tau
+        thresholds(theta[u], *at, 0.0, cut[u])
+    return cut

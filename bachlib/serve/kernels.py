@@ -1,7 +1,7 @@
-"""The compiled loops of the scan and of the score. All in one file: numba keeps what it has compiled until *this* file
-changes, and a loop that was compiled with a function of another file would not notice that one's change.
+"""The compiled loops of the scan and of the score. All in one file: numba caches compiled code until *this* file
+changes, and would not notice a change of a function from another file.
 
-The score of an item is computed by the same operations in the same order wherever it is needed.
+The score of an item is computed by the same operations in the same order everywhere.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from numba import njit
 
 EPS = float(np.finfo(np.float64).eps)
 BINS = 256  # of a head's table
-CHUNK = 512  # items between two looks at whether θ has risen
+CHUNK = 512  # items between two updates of θ
 
 
 # ------------------------------------------------------------------------------------------------ the score itself
@@ -23,7 +23,7 @@ CHUNK = 512  # items between two looks at whether θ has risen
 def cosines(v, columns, out):
     """out_r = ⟨u_r, v⟩, added up over the dimensions one after the other. v (d,) float32, columns (d, k) float64."""
     d, k = columns.shape
-    if k == 8:  # the usual number: sums that stay in registers take half the time
+    if k == 8:  # the usual number: sums in registers take half the time
         a0 = a1 = a2 = a3 = a4 = a5 = a6 = a7 = 0.0
         for j in range(d):
             x = np.float64(v[j])
@@ -88,7 +88,7 @@ def holds(found, i):
 
 @njit(nogil=True, cache=True)
 def insert(score, i, scores, found):
-    """Put an item that is not there yet into a sorted list of the best (K,), unless all are better. Ties: by place."""
+    """Put a new item into a sorted list of the best (K,), unless all are better. Ties: by place."""
     at = len(scores)
     while at > 0 and (score > scores[at - 1] or (score == scores[at - 1] and i < found[at - 1])):
         at -= 1
@@ -102,7 +102,7 @@ def insert(score, i, scores, found):
 def rescore(users, places, items, columns, log_weight, kappa, power, soft, left_out, starts, scores, found):
     """Score items (users[j], places[j]) and keep each user's best in `scores` and `found` (B, K).
 
-    Items in left_out[starts[u]:starts[u + 1]] are passed over.
+    Items in left_out[starts[u]:starts[u + 1]] are skipped.
     """
     terms = np.empty(columns.shape[2])
     for j in range(len(places)):
@@ -114,7 +114,7 @@ def rescore(users, places, items, columns, log_weight, kappa, power, soft, left_
 
 @njit(nogil=True, cache=True)
 def shares(found, items, columns, log_weight, kappa, power, soft, out):
-    """out (B, K, k): how much of an item's score each head gives: γ_r (eq. 19), or 1 for the best head."""
+    """out (B, K, k): the share of an item's score that each head gives: γ_r (eq. 19), or 1 for the best head."""
     terms = np.empty(out.shape[2])
     for u in range(len(found)):
         for place in range(found.shape[1]):
@@ -146,7 +146,7 @@ def roughly(t, base, slope, out):
 
 @njit(nogil=True, cache=True)
 def fill_tables(log_weight, kappa, power, shift, slack, table):
-    """exp(term_r − shift) at the upper edge of each bin of the cosine, so at least what an item in the bin gives."""
+    """exp(term_r − shift) at the upper edge of each bin of the cosine, an upper bound for the items in the bin."""
     B, k, n = table.shape
     for j in range(n):
         edge = min(2.0 * (j + 1) / BINS - 1.0, 1.0) + slack + 1e-5
@@ -158,17 +158,17 @@ def fill_tables(log_weight, kappa, power, shift, slack, table):
 
 
 @njit(nogil=True, cache=True)
-def thresholds(theta, log_weight, kappa, power, soft, peak, order, slack, tau):
-    """tau_r, a little low: an item whose float32 cosines are all below cannot reach θ.
+def thresholds(theta, log_weight, kappa, power, soft, peak, order, slack, cut):
+    """cut_r, a little low: an item whose float32 cosines are all below cannot reach θ.
 
-    The parts are equal but for heads that cannot reach theirs even with an item right on them (`peak`): those give
-    what they can and are never asked, the others share the rest.
+    The parts are equal, except for heads that cannot reach theirs even at cosine 1 (`peak`): those give all they can
+    and are skipped, the others share the rest.
     """
     k = len(log_weight)
     if not soft or theta == -np.inf:
-        tau[:] = theta - slack - 1e-6
+        cut[:] = theta - slack - 1e-6
         return
-    theta -= 1e-9 * (1.0 + abs(theta))  # what equals θ may come in by its number
+    theta -= 1e-9 * (1.0 + abs(theta))  # a tie with θ may enter by its number
     below, log_part = 0.0, np.inf
     for place in range(k):
         most = math.exp(min(peak[order[place]] - theta, 700.0))
@@ -185,19 +185,19 @@ def thresholds(theta, log_weight, kappa, power, soft, peak, order, slack, tau):
                 t = math.expm1(min(t, 2.0))
         else:
             t = np.inf if needed > 0.0 else -np.inf
-        tau[r] = t - slack - 1e-6
+        cut[r] = t - slack - 1e-6
 
 
 @njit(nogil=True, cache=True)
-def collect(t, tau, hits):
-    """Fill hits with the (item, user) whose cosines t (b, B, k) reach τ_r for some head; returns how many."""
+def collect(t, cut, hits):
+    """Fill hits with the (item, user) whose cosines t (b, B, k) reach cut_r for some head; returns how many."""
     b, B, k = t.shape
     count = 0
     for i in range(b):
         for u in range(B):
             passes = 0
             for r in range(k):
-                passes += t[i, u, r] >= tau[u, r]
+                passes += t[i, u, r] >= cut[u, r]
             hits[count, 0], hits[count, 1] = i, u
             count += passes > 0
     return count
@@ -208,19 +208,19 @@ def sift(
     t, begin, items, columns, log_weight, kappa, power, soft, peak, order, slack, table, shift, left_out, starts,
     scores, found,
 ):  # fmt: skip
-    """All three looks at a block of cosines t (b, B, k) whose first item is `begin`. Returns how many were scored."""
+    """All three filters for a block of cosines t (b, B, k) whose first item is `begin`. Returns the number scored."""
     b, B, k = t.shape
     K = scores.shape[1]
     n_scored = 0
-    terms, tau, hits = np.empty(k), np.empty((B, k), np.float32), np.empty((CHUNK * B, 2), np.int64)
+    terms, cut, hits = np.empty(k), np.empty((B, k), np.float32), np.empty((CHUNK * B, 2), np.int64)
     theta, enough = np.full(B, np.nan), np.empty(B)
     for first in range(0, b, CHUNK):
         for u in range(B):
             if theta[u] != scores[u, K - 1]:
                 theta[u] = scores[u, K - 1]
-                thresholds(theta[u], log_weight[u], kappa[u], power, soft, peak[u], order[u], slack, tau[u])
+                thresholds(theta[u], log_weight[u], kappa[u], power, soft, peak[u], order[u], slack, cut[u])
                 enough[u] = math.exp(min(theta[u] - shift[u], 60.0)) * (1.0 - 1e-5)  # the table stops at 80
-        for hit in range(collect(t[first : first + CHUNK], tau, hits)):
+        for hit in range(collect(t[first : first + CHUNK], cut, hits)):
             i, u = first + hits[hit, 0], hits[hit, 1]
             if soft:
                 total = 0.0

@@ -1,26 +1,37 @@
-"""A saved codebook served without torch: π comes from elsewhere, the rest is memory-mapped files.
+"""The half of serving that needs no torch: a search in the catalogue once heads and π are known.
 
-server = CodebookServer("outputs/index/movies")
-slate = server.retrieve(pi, K=20, exclude=[3, 17])
+    server = CodebookServer("outputs/index/movies")       # a saved codebook, memory-mapped; π comes from elsewhere
+    slate = server.retrieve(pi, K=20, exclude=[3, 17])
+
+A request runs on one core. torch and numpy have separate thread pools; a request that uses both (towers, then scan)
+would have the workers of both spinning on the same cores: on two cores a scan of 0.7 ms took 7 ms. Several requests at
+a time use several cores, and numpy gets its threads back when the last of them ends.
 """
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import threadpoolctl
 
 from bachlib import BachError
-from bachlib.serve import codebook, store
-from bachlib.serve.catalogue import lists_of
-from bachlib.serve.one_core import one_core
-from bachlib.serve.slate import Slate, slate_of
+from bachlib.serve import codebook, exact, store
+from bachlib.serve.catalogue import Catalogue, lists_of
+from bachlib.serve.density import Best, LeftOut, Query, Rule
+from bachlib.serve.slate import Slate, joined
 from bachlib.serve.steering import checked_pi
+from bachlib.serve.twostep import two_step
+
+REQUESTS = 256  # searched for at a time
 
 
 class CodebookServer:
-    """What `Retriever.save` wrote with the strategy codebook. Any number of processes can share the files."""
+    """Serves what `Retriever.save` wrote with the strategy codebook. Any number of processes can share the files."""
 
     def __init__(self, folder: str | Path, *, verify: bool = True):
         self.catalogue, self.about = store.read(Path(folder), verify)
@@ -29,12 +40,76 @@ class CodebookServer:
 
     def retrieve(self, pi: np.ndarray, K: int = 100, exclude: Any = None) -> Slate:
         """The K best of every π, (k,) or (B, k); `exclude`: one list of item numbers for all, or one per row."""
-        catalogue, k = self.catalogue, len(self.catalogue.codebook.kappa)
-        B = len(pi) if np.ndim(pi) == 2 else 1
-        pi = checked_pi(pi, B, k)
+        catalogue, B = self.catalogue, len(pi) if np.ndim(pi) == 2 else 1
+        pi = checked_pi(pi, B, len(catalogue.codebook.kappa))
         unwanted = lists_of("exclude", [] if exclude is None else exclude, len(catalogue.vectors), B)
-        left_out = catalogue.left_out(unwanted, K)
         with one_core():
-            best, looked = codebook.top_k(catalogue.codebook, pi, K, left_out, self.about["rule"])
-        proved = np.ones(B, bool)
-        return slate_of(best, catalogue.numbers, pi, "codebook", proved, proved, looked)
+            return search(catalogue, None, pi, K, unwanted, self.about["rule"], {})
+
+
+def search(
+    catalogue: Catalogue,
+    query: Query | None,
+    pi: np.ndarray,
+    K: int,
+    left_out: list[np.ndarray],
+    rule: Rule,
+    settings: Mapping[str, Any],
+) -> Slate:
+    """The K best of each request by the strategy the catalogue is built for; a codebook needs no query."""
+    parts = []
+    for first in range(0, max(1, len(pi)), REQUESTS):
+        rows = slice(first, first + REQUESTS)
+        out = catalogue.left_out(left_out[rows], K)
+        best, *told = _found(catalogue, query and query[rows], pi[rows], K, out, rule, settings)
+        parts.append(Slate(catalogue.numbers[best.found], best.scores, best.shares(), pi[rows], *told))
+    return joined(parts)
+
+
+def _found(
+    catalogue: Catalogue, query: Query | None, pi: np.ndarray, K: int, out: LeftOut, rule: Rule, settings: Mapping
+) -> tuple[Best, np.ndarray, np.ndarray, str, np.ndarray]:
+    """(the best, certified, exact if the lists are, strategy, how many items were looked at)."""
+    proved, everything = (np.ones(len(pi), bool), np.ones(len(pi), bool)), np.full(len(pi), len(catalogue.items))
+    if catalogue.codebook is not None:
+        best, looked = codebook.top_k(catalogue.codebook, pi, K, out, rule)
+        return best, *proved, "codebook", looked
+    if catalogue.index is None:
+        return exact.top_k(query, catalogue.items, K, out), *proved, "exact", everything
+    best, lists = two_step(query, catalogue.items, K, out, catalogue.index, settings["M"], settings["max_M"])
+    if settings["lists"] == "approximate":
+        return best, ~proved[0], lists.enough, "two-step", lists.depth.sum(1)
+    start = (np.repeat(np.arange(len(pi)), K), best.found.ravel())
+    return exact.top_k(query, catalogue.items, K, out, start), *proved, "two-step", everything
+
+
+_pools = threadpoolctl.ThreadpoolController()  # numpy, whose BLAS it has to find, is imported above
+_lock = threading.Lock()
+_inside, _limit = 0, None
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """numpy's matrix products on one thread, as long as any request is inside."""
+    global _inside, _limit
+    with _lock:
+        if _inside == 0:
+            _any_thread()
+            _limit = _pools.limit(limits=1, user_api="blas")
+        _inside += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _inside -= 1
+            if _inside == 0:
+                _any_thread()
+                _limit.restore_original_limits()
+                _any_thread()
+
+
+def _any_thread() -> None:
+    """Let the last request restore the threads: threadpoolctl would only obey the thread that came first."""
+    clear = getattr(getattr(threadpoolctl, "OpenBLASController", None), "clear_controlling_thread", None)
+    if clear is not None:
+        clear(force=True)

@@ -1,14 +1,13 @@
-"""New users of a codebook: a π from what is known instead of a history ("Cold start", "Context").
+"""π for new users of a codebook, without a history ("Cold start", "Context").
 
-**Context**: anything that has a place among the items (a genre page, a seed item, a query's vector) goes through the
-gating tower as if it were a history. **Features** (age, country, a survey): a softmax regression learns π from them,
-with what the gating tower says of the users one knows as its target. Either way the heads are there already, and a
-newcomer needs only a point on the simplex: `retriever.retrieve([[]], pi=…)`.
+**Context**: vectors in the space of the items (a genre page, a seed item, a query) go through the gating tower like a
+history. **Features** (age, country, a survey): a softmax regression predicts π from them; its targets are the gating
+tower's π of known users. The heads are shared, so a new user only needs π: `retriever.retrieve([[]], pi=…)`.
 
-How far that goes: on MovieLens-1M, with 238 users nobody trained on, one item of history is worth more (R@50 0.163)
-than the most popular items (0.129); age, sex and occupation give 0.128, the mean π of the known users 0.121, the three
-most popular items of each of three favourite genres 0.100, and an empty history, which the towers never met in
-training, 0.067. Where nothing is known, serve the most popular items, or the mean π if it has to be the mixture.
+R@50 on MovieLens-1M for 238 users outside the training data: one item of history 0.163, the most popular items 0.129,
+age, sex and occupation 0.128, the mean π of the known users 0.121, the three most popular items of each of three
+favourite genres 0.100, an empty history (which never occurs in training) 0.067. If nothing is known about a user, serve
+the most popular items, or use the mean π if it has to be the mixture.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ def pi_from_context(model: TwoTower | Run, vectors: Float[np.ndarray, "B n d"]) 
 def exemplars(
     member: Bool[np.ndarray, "n g"], popularity: Float[np.ndarray, " n"], names: Sequence[str], per_label: int = 3
 ) -> dict[str, Int[np.ndarray, " m"]]:
-    """The most popular items of each label (genre, brand, shop): what stands for it in a context."""
+    """The most popular items of each label (genre, brand, shop), to represent it in a context."""
     made = {}
     for name, column in zip(names, np.asarray(member, bool).T, strict=True):
         own = np.flatnonzero(column)
         if not len(own):
-            raise BachError(f"no item is a {name}: nothing can stand for it")
+            raise BachError(f"no item has the label {name}")
         made[name] = own[np.argsort(-np.asarray(popularity)[own], kind="stable")[:per_label]]
     return made
 
@@ -56,7 +55,7 @@ class FeatureGate:
 
     @classmethod
     def fit(cls, features: Float[np.ndarray, "U f"], pi: Float[np.ndarray, "U k"], ridge: float = 1e-3) -> FeatureGate:
-        """`features`: a row per known user, of about unit size; `pi`: what the model says of them."""
+        """`features`: a row per known user, of about unit size; `pi`: the model's π of these users."""
         x, y = (torch.as_tensor(np.asarray(a, np.float64)) for a in (features, pi))
         if x.ndim != 2 or y.ndim != 2 or len(x) != len(y) or not len(x):
             raise BachError(f"features should be (U, f) and pi (U, k); got {tuple(x.shape)} and {tuple(y.shape)}")

@@ -1,18 +1,62 @@
-"""Diversity after the fact, which the paper names as the alternative to a mixture: MMR and DPP.
+"""Choosing from a longer ranking: caps per genre, and diversity by MMR or DPP (the paper's alternative to a mixture).
 
-Both take a longer slate and return places in it, for `slate.take`:
-
-    MMR   item after item the largest λ relevance − (1 − λ) max cosine to what is chosen (Carbonell & Goldstein 1998)
+    caps  the first items of the ranking that respect the caps, however far down that goes
+    MMR   item after item the largest λ relevance − (1 − λ) max cosine to the chosen ones (Carbonell & Goldstein 1998)
     DPP   the set with a large determinant of L = q qᵀ ∘ S, q = exp(α · relevance), S cosines (Kulesza & Taskar 2012),
           found greedily, each step updating a Cholesky factor (Chen et al. 2018)
+
+MMR and DPP return places in the ranking, for `slate.take`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from bachlib import BachError
+from bachlib.serve.slate import Slate
+
+
+def capped_slate(
+    search: Callable[[int], Slate],
+    K: int,
+    most: int,
+    genres: Sequence[Sequence[str]] | None,
+    caps: Mapping[str, int],
+    row: int,
+) -> Slate:
+    """K items of `search(depth)`, the ranking of request `row`, which has `most` items; its proof still holds."""
+    if genres is None:
+        raise BachError("caps need the items' genres: Retriever(model, genres=dataset.items['genres'])")
+    if not isinstance(caps, Mapping):
+        raise BachError(f"caps should be {{genre: largest number of items}}; got {caps!r:.60}")
+    names = sorted({name for own in genres for name in own})
+    if unknown := [name for name in caps if name not in names]:
+        raise BachError(f"caps: unknown genre {unknown[0]!r}; known are {', '.join(names)}")
+    if wrong := [cap for cap in caps.values() if not (isinstance(cap, int | np.integer) and cap >= 0)]:
+        raise BachError(f"caps should be whole numbers ≥ 0; got {wrong[0]!r}")
+    depth = min(2 * K, most)
+    while True:
+        slate = search(depth)
+        own = [genres[item] if item < len(genres) else () for item in slate.items[0]]  # new items may have none
+        taken = capped(own, caps, K)
+        if len(taken) == K:
+            return slate.take(np.array([taken]), still_proved=True)
+        if depth == most:
+            raise BachError(f"the caps leave {len(taken)} items for request {row}, fewer than K={K}")
+        depth = min(4 * depth, most)
+
+
+def capped(genres: Sequence[Sequence[str]], caps: Mapping[str, int], K: int) -> list[int]:
+    """Places of the first K items of a list that respect the caps, in order; `genres`: those of each item."""
+    room, taken = dict(caps), []
+    for place, own in enumerate(genres):
+        if len(taken) < K and all(room.get(name, 1) > 0 for name in own):
+            taken.append(place)
+            room |= {name: room[name] - 1 for name in own if name in room}
+    return taken
 
 
 def mmr(

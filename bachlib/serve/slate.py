@@ -1,4 +1,4 @@
-"""A slate: the items of a request with their scores, which head brought each, and what is proved of it."""
+"""A slate: the items of a request with their scores, the share of each head, and whether it is proved exact."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pandas as pd
 from jaxtyping import Bool, Float, Int
 
 from bachlib import BachError
-from bachlib.serve.density import Best
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,18 +18,18 @@ class Slate:
 
     items: Int[np.ndarray, "B K"]
     scores: Float[np.ndarray, "B K"]  # log m(i | u), or the best head's cosine
-    head_share: Float[np.ndarray, "B K k"]  # how much of an item's score each head gives: why it is here
-    pi: Float[np.ndarray, "B k"]  # the weights it was made with, after steering
+    head_share: Float[np.ndarray, "B K k"]  # the share of an item's score that each head gives
+    pi: Float[np.ndarray, "B k"]  # the weights after steering
     certified: Bool[np.ndarray, " B"]  # proved: exactly the K best, in order
-    exact_if_lists_are: Bool[np.ndarray, " B"]  # no item outside of the lists is better; the index may have missed some
+    exact_if_lists_are: Bool[np.ndarray, " B"]  # no item outside the lists is better; lists of an index may miss some
     strategy: str
-    looked_at: Int[np.ndarray, " B"]  # items it took: all, those of the lists, or rows of the codebook
+    looked_at: Int[np.ndarray, " B"]  # number of items: all, those of the lists, or rows of the codebook
 
     def __len__(self) -> int:
         return len(self.items)
 
     def take(self, places: Int[np.ndarray, "B m"], still_proved: bool = False) -> Slate:
-        """Other items of it in another order, as a re-ranking returns them; nothing is proved of those."""
+        """The items at these places, as a re-ranking returns them; the proof holds only if `still_proved`."""
         at, proof = np.asarray(places), self.certified & still_proved
         K = self.items.shape[1]
         if at.ndim != 2 or len(at) != len(self) or at.dtype.kind not in "iu" or not ((at >= 0) & (at < K)).all():
@@ -42,18 +41,18 @@ class Slate:
         )  # fmt: skip
 
     def heads(self, row: int = 0) -> dict[int, int]:
-        """Item → the head (from 0) that brought it most, of one request."""
+        """Item → the head (from 0) with the largest share, of one request."""
         return dict(zip(self.items[row].tolist(), self.head_share[row].argmax(1).tolist(), strict=True))
 
     def table(self, row: int = 0, items: pd.DataFrame | None = None) -> pd.DataFrame:
-        """One request's slate to read: score, the head (from 0) behind an item and its share, titles of `items`."""
+        """One request's slate to read: score, the head (from 0) with the largest share, titles of `items`."""
         share = self.head_share[row]
         made: dict[str, Any] = {"item": self.items[row], "score": self.scores[row], "head": share.argmax(1)}
         made["share"] = share.max(1)
         table = pd.DataFrame(made, index=pd.RangeIndex(1, len(share) + 1, name="rank"))
         if items is None:
             return table
-        said = items.reindex(self.items[row])  # items that were added later have no line
+        said = items.reindex(self.items[row])  # items that were added later have no row
         return table.assign(title=said["title"].to_numpy(), genres=[_words(g) for g in said["genres"]])
 
 
@@ -62,22 +61,8 @@ def _words(genres: Any) -> str:
 
 
 def joined(parts: list[Slate]) -> Slate:
-    """Slates of the same kind as one."""
+    """Slates of one strategy as one."""
     if len(parts) == 1:
         return parts[0]
     arrays = [f.name for f in fields(Slate) if f.name != "strategy"]
     return replace(parts[0], **{name: np.concatenate([getattr(part, name) for part in parts]) for name in arrays})
-
-
-def slate_of(
-    best: Best,
-    numbers: Int[np.ndarray, " n"],
-    pi: Float[np.ndarray, "B k"],
-    strategy: str,
-    certified: Bool[np.ndarray, " B"],
-    exact_if_lists_are: Bool[np.ndarray, " B"],
-    looked_at: Int[np.ndarray, " B"],
-) -> Slate:
-    """The slate of what a search has found."""
-    proofs = (np.array(certified), np.array(exact_if_lists_are))
-    return Slate(numbers[best.found], best.scores, best.shares(), pi, *proofs, strategy, looked_at)

@@ -1,10 +1,10 @@
-"""Steering: an operator's hand on π_u ("operators can override π_u to steer or constrain exposure").
+"""Steering: changing π_u by hand ("operators can override π_u to steer or constrain exposure").
 
-    Steering(boost={2: 3.0}, forbid=[5], cap={0: 0.4})      relative to what the model says of each user
+    Steering(boost={2: 3.0}, forbid=[5], cap={0: 0.4})      relative to the model's π of each user
     Steering(set={1: 0.5})                                  head 1 gets half, the others share the rest as before
     Steering(blend=(house_pi, 0.2))                         a fifth of it from elsewhere
 
-Applied in this order: blend, boost, forbid, set, cap. π stays a distribution; what cannot be is an error.
+Applied in this order: blend, boost, forbid, set, cap. π stays a distribution; impossible combinations raise an error.
 """
 
 from __future__ import annotations
@@ -41,31 +41,31 @@ class Steering:
         pi = normalised(pi * factor, "boost and forbid")
         if self.set:
             pi = _with_shares(pi, self.set)
-        return _capped(pi, {**self.cap, **self.set}) if self.cap else pi  # what was set stays as it was set
+        return _capped(pi, {**self.cap, **self.set}) if self.cap else pi  # shares that were set stay
 
     def _check(self, k: int) -> None:
-        for name, kind in (("boost", Mapping), ("forbid", Sequence), ("set", Mapping), ("cap", Mapping)):
-            if not isinstance(getattr(self, name), kind):
+        for name, most in (("boost", np.inf), ("forbid", None), ("set", 1), ("cap", 1)):
+            given = getattr(self, name)
+            if not isinstance(given, Sequence if name == "forbid" else Mapping):
                 wanted = "a list of heads" if name == "forbid" else "{head: number}"
-                raise BachError(f"{name} should be {wanted}; got {getattr(self, name)!r:.60}")
-        if self.blend is not None and not (isinstance(self.blend, tuple) and len(self.blend) == 2):
-            raise BachError(f"blend should be (another π, its weight); got {self.blend!r:.60}")
-        for name, values in (("boost", self.boost), ("forbid", self.forbid), ("set", self.set), ("cap", self.cap)):
-            if wrong := [r for r in values if not (isinstance(r, int | np.integer) and 0 <= r < k)]:
-                raise BachError(f"{name}: there is no head {wrong[0]!r}; heads are 0 … {k - 1}")
-        for name, values, most in (("boost", self.boost, np.inf), ("set", self.set, 1), ("cap", self.cap, 1)):
-            for r, value in values.items():
+                raise BachError(f"{name} should be {wanted}; got {given!r:.60}")
+            if wrong := [r for r in given if not (isinstance(r, int | np.integer) and 0 <= r < k)]:
+                raise BachError(f"{name}: unknown head {wrong[0]!r}; heads are 0 … {k - 1}")
+            for r, value in given.items() if name != "forbid" else ():
                 if not (isinstance(value, int | float | np.number) and np.isfinite(value) and 0 <= value <= most):
                     limit = "" if most == np.inf else " and at most 1"
                     raise BachError(f"{name} of head {r} should be a number ≥ 0{limit}; got {value!r}")
         if sum(self.set.values()) > 1 + 1e-9:
-            raise BachError(f"set: the shares add up to {sum(self.set.values()):.3g}; there is only 1 to give")
+            raise BachError(f"set: the shares sum to {sum(self.set.values()):.3g}, which is more than 1")
         if both := sorted({*self.forbid} & {r for r, share in self.set.items() if share > 0}):
             raise BachError(f"head {both[0]} is both forbidden and set; choose one")
         if over := [r for r, share in self.set.items() if share > self.cap.get(r, 1) + 1e-12]:
             raise BachError(f"head {over[0]} is set above its own cap")
-        if self.blend is not None and not 0 <= self.blend[1] <= 1:
-            raise BachError(f"blend: the weight of the other π should be between 0 and 1; got {self.blend[1]}")
+        if self.blend is not None:
+            if not (isinstance(self.blend, tuple) and len(self.blend) == 2):
+                raise BachError(f"blend should be (another π, its weight); got {self.blend!r:.60}")
+            if not 0 <= self.blend[1] <= 1:
+                raise BachError(f"blend: the weight of the other π should be between 0 and 1; got {self.blend[1]}")
 
 
 def _with_shares(pi: Pi, shares: Mapping[int, float]) -> Pi:
@@ -73,16 +73,13 @@ def _with_shares(pi: Pi, shares: Mapping[int, float]) -> Pi:
     rest = pi.copy()
     rest[:, heads] = 0
     left = 1 - given.sum()
-    if left > 1e-12:
-        rest = left * normalised(rest, "set: what it leaves to the other heads")
-    else:
-        rest[:] = 0
+    rest = left * normalised(rest, "set: the other heads") if left > 1e-12 else np.zeros(pi.shape)
     rest[:, heads] = given
     return rest
 
 
 def _capped(pi: Pi, cap: Mapping[int, float]) -> Pi:
-    """What is above a cap goes to the heads below theirs, in proportion, until nobody is above."""
+    """The excess above a cap goes to the heads below theirs, in proportion, until no head is above its cap."""
     most = np.ones(pi.shape[1])
     most[list(cap)] = list(cap.values())
     for _ in range(pi.shape[1] + 1):
@@ -94,7 +91,7 @@ def _capped(pi: Pi, cap: Mapping[int, float]) -> Pi:
         left = 1 - np.where(full, most, 0).sum(1, keepdims=True)
         touched = over.any(1)
         if (free.sum(1)[touched] <= 0).any():
-            raise BachError(f"cap: the caps {dict(cap)} leave no head that could take the rest of π")
+            raise BachError(f"cap: the caps {dict(cap)} leave no head for the rest of π")
         with np.errstate(invalid="ignore"):
             spread = np.where(full, most, free / free.sum(1, keepdims=True) * left)
         pi = np.where(touched[:, None], spread, pi)
@@ -104,12 +101,12 @@ def _capped(pi: Pi, cap: Mapping[int, float]) -> Pi:
 def normalised(pi: Pi, what: str) -> Pi:
     total = pi.sum(1, keepdims=True)
     if not (total > 0).all():
-        raise BachError(f"{what} leave user {int(np.argmin(total > 0))} without any head: π would be 0 everywhere")
+        raise BachError(f"{what} leave user {int(np.argmin(total > 0))} without any head: all weights are 0")
     return pi / total
 
 
 def checked_pi(pi: np.ndarray, B: int, k: int) -> Pi:
-    """π as it was given, (k,) for all or (B, k), after a look: finite, not negative, summing to one."""
+    """A given π, (k,) for all or (B, k), checked: finite, not negative, summing to one."""
     try:
         pi = np.asarray(pi, np.float64)
     except (TypeError, ValueError):
@@ -124,5 +121,5 @@ def checked_pi(pi: np.ndarray, B: int, k: int) -> Pi:
     total = pi.sum(1)
     if (np.abs(total - 1) > 1e-3).any():
         row = int(np.argmax(np.abs(total - 1)))
-        raise BachError(f"pi should sum to 1; row {row} sums to {total[row]:.6g}: divide by that if it is meant so")
-    return np.where(np.abs(total - 1) < 1e-12, 1.0, 1 / total)[:, None] * pi  # what sums to one stays as it is
+        raise BachError(f"pi should sum to 1; row {row} sums to {total[row]:.6g}: divide by that if it is unnormalised")
+    return np.where(np.abs(total - 1) < 1e-12, 1.0, 1 / total)[:, None] * pi  # a sum of one stays as it is

@@ -1,10 +1,10 @@
-"""An index on disk: generations of files, and a pointer to the one that counts. Needs no torch.
+"""An index on disk: generations of files, and a pointer to the current one. Needs no torch.
 
-    CURRENT             the generation that counts and the checksum of its meta.json, replaced in one rename
+    CURRENT             name of the current generation and checksum of its meta.json, replaced in one rename
     gen-000007/         meta.json (strategy, settings, hash of the model, checksums) and the arrays, memory-mapped
 
-A new generation is written beside the old one and then pointed to. Who has the old one open goes on with it, also after
-its files were removed; who opens the folder finds the one or the other, whole.
+A new generation is written beside the old one, then CURRENT is replaced. A process that has the old one open keeps it,
+even after its files were removed; a process that opens the folder finds either the old or the new one, complete.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from bachlib.serve.codebook import CodebookArrays
 
 FORMAT = 1
 GENERATION = re.compile(r"gen-\d{6,}")
+_AGAIN = "write it again with retriever.save"
 CODEBOOK = [name for name in CodebookArrays._fields if name != "items"]
 
 
 def model_hash(model: Any) -> str:
-    """Of everything that makes a model what it is: its configuration and every weight."""
+    """Hash of a model's configuration and all its weights."""
     digest = hashlib.sha256(canonical_json(getattr(model, "config", {})).encode())
     for name, value in sorted(model.state_dict().items()):
         digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
@@ -38,7 +39,7 @@ def model_hash(model: Any) -> str:
 
 
 def write(folder: Path, catalogue: Catalogue, about: dict[str, Any]) -> Path:
-    """A new generation, and then the pointer to it; older ones but the last are removed."""
+    """Write a new generation, then the pointer to it; remove all older ones but the last."""
     if folder.exists() and not folder.is_dir():
         raise BachError(f"{folder} is a file; an index is a folder")
     folder.mkdir(parents=True, exist_ok=True)
@@ -66,7 +67,7 @@ def write(folder: Path, catalogue: Catalogue, about: dict[str, Any]) -> Path:
 
 
 def read(folder: Path, verify: bool = True) -> tuple[Catalogue, dict[str, Any]]:
-    """(the catalogue, memory-mapped; what was said of it). Without `verify` a changed file of the same size passes."""
+    """(the memory-mapped catalogue, meta.json). Without `verify` a changed file of the same size is not detected."""
     if not (folder / "CURRENT").is_file():
         raise BachError(f"{folder} is not an index (it has no CURRENT); write one with retriever.save")
     while True:
@@ -74,25 +75,25 @@ def read(folder: Path, verify: bool = True) -> tuple[Catalogue, dict[str, Any]]:
         try:
             return _read(folder, current, verify)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            if (folder / "CURRENT").read_bytes() == current:  # else it was replaced, and swept away, while we read
-                raise BachError(f"{folder} is damaged ({type(error).__name__}: {error}); {_ANEW}") from None
+            if (folder / "CURRENT").read_bytes() == current:  # else it was replaced and removed while we read
+                raise BachError(f"{folder} is damaged ({type(error).__name__}: {error}); {_AGAIN}") from None
 
 
 def _read(folder: Path, current: bytes, verify: bool) -> tuple[Catalogue, dict[str, Any]]:
     name, checksum = current.decode().split()
     where = folder / name
     if _sha256(where / "meta.json") != checksum:
-        raise BachError(f"{where / 'meta.json'} is damaged: its checksum is another; {_ANEW}")
+        raise BachError(f"{where / 'meta.json'} is damaged: its checksum is another; {_AGAIN}")
     about = json.loads((where / "meta.json").read_text(encoding="utf-8"))
     if about["format"] != FORMAT:
-        raise BachError(f"{where} has format {about['format']}, this version reads {FORMAT}; save it anew")
+        raise BachError(f"{where} has format {about['format']}, this version reads {FORMAT}; save it again")
     for name, file in about["files"].items():
         if (size := (where / name).stat().st_size) != file["bytes"]:
-            raise BachError(f"{where / name} is damaged: {size:,} bytes instead of {file['bytes']:,}; {_ANEW}")
+            raise BachError(f"{where / name} is damaged: {size:,} bytes instead of {file['bytes']:,}; {_AGAIN}")
         if verify and _sha256(where / name) != file["sha256"]:
-            raise BachError(f"{where / name} is damaged: its checksum is another; {_ANEW}")
+            raise BachError(f"{where / name} is damaged: its checksum is another; {_AGAIN}")
     arrays = [where / name for name in about["files"] if name.endswith(".npy")]
-    parts = {path.stem: np.asarray(np.load(path, mmap_mode="c")) for path in arrays}  # private if written to
+    parts = {path.stem: np.asarray(np.load(path, mmap_mode="c")) for path in arrays}  # copy on write
     vectors = parts["vectors"]
     catalogue = Catalogue(vectors, parts.get("tokens", vectors), parts["numbers"], parts.get("items", vectors))
     if about["strategy"] == "codebook":
@@ -103,18 +104,6 @@ def _read(folder: Path, current: bytes, verify: bool) -> tuple[Catalogue, dict[s
 
         catalogue = catalogue._replace(index=Neighbours.load(where / "neighbours.faiss", about["settings"]["index"]))
     return catalogue, about
-
-
-def check_model(folder: str | Path, about: dict[str, Any], here: str) -> None:
-    """Is `here` the hash of the model the index was made with?"""
-    if here != about["model"]:
-        raise BachError(
-            f"{folder} is the index of another model (hash {about['model'][:12]} there, {here[:12]} here): its vectors "
-            "and this model's users do not belong together. Load the run it was made with, or build a new index"
-        )
-
-
-_ANEW = "write it anew with retriever.save"
 
 
 def _sha256(path: Path) -> str:

@@ -1,13 +1,12 @@
 """Two-step retrieval ("Efficient serving"): the nearest items of each head from faiss, rescored by the exact mixture.
 
 **The bound.** An item that is in no list has t_r ≤ t_r^(M) for every head, the last cosine of the head's list, so it
-scores at most log Σ_r π_r C_r ω(t_r^(M)). Where the K-th rescored item is above, the slate is exact *if the lists are*.
-Lists of a graph (HNSW) or of cells (IVF) may have missed an item, so that is all they can say; the proof is in `exact`,
-whose scan, begun with this slate, finds every item that any head has above its threshold.
+scores at most log Σ_r π_r C_r ω(t_r^(M)). If the K-th rescored item is above, the slate is exact *provided the lists
+are*. Lists of a graph (HNSW) or of cells (IVF) may miss an item; the proof needs `exact`, whose scan starts with this
+slate and finds every item above a head's cut.
 
-Heads are asked in two rounds: first the heavy ones; then of the others those beside which an item may reach half of
-what it takes. A head that was not asked has t_r = 1 in the bound. Then lists grow where the bound needs it, up to
-`max_M`.
+Heads are asked in two rounds: first the heavy ones; then those near which an item could reach half of the density it
+needs. A head that was not asked has t_r = 1 in the bound. Then lists grow where the bound needs it, up to `max_M`.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from bachlib.serve.density import Best, LeftOut, Query, log_sum_exp, rounding
 from bachlib.serve.exact import thresholds_of
 
 Kind = Literal["hnsw", "ivf"]
-ONE_REQUEST = 64  # heads: more are a batch, which is worth several threads
-SEARCH = {"hnsw": 1.25, "ivf": 32}  # HNSW: how much wider than M it looks; IVF: cells visited
+ONE_REQUEST = 64  # heads: more of them are worth several threads
+SEARCH = {"hnsw": 1.25, "ivf": 32}  # HNSW: width of the search over M; IVF: cells visited
 
 
 class Neighbours:
-    """A faiss index over the items by inner product. With GPUs, and a faiss that knows them, IVF goes there."""
+    """A faiss index over the items by inner product. With GPUs and a faiss built for them, IVF runs there."""
 
     def __init__(self, items: Float[np.ndarray, "n d"], kind: Kind = "hnsw"):
-        import faiss  # late: serving by a scan or a codebook does without
+        import faiss  # late: scan and codebook do not need it
 
         n, d = items.shape
         if kind == "hnsw":
@@ -80,7 +79,7 @@ class Neighbours:
         else:
             params = faiss.SearchParametersIVF(nprobe=SEARCH["ivf"])
         threads = faiss.omp_get_max_threads()
-        faiss.omp_set_num_threads(threads if len(rows) > ONE_REQUEST else 1)  # of this thread; see `one_core`
+        faiss.omp_set_num_threads(threads if len(rows) > ONE_REQUEST else 1)  # of this thread; see `lean.one_core`
         try:
             return self.index.search(np.ascontiguousarray(rows), M, params=params)
         finally:
@@ -88,7 +87,7 @@ class Neighbours:
 
 
 class Lists(NamedTuple):
-    """How deep each head was asked, where its list ends, and whether the bound holds."""
+    """The length of each head's list, its last cosine, and whether the bound holds."""
 
     depth: Int[np.ndarray, "B k"]
     end: Float[np.ndarray, "B k"]  # t_r^(M); 1 where the head was not asked
@@ -106,12 +105,12 @@ def two_step(
 ) -> tuple[Best, Lists]:
     """The best K among the lists.
 
-    M entries in a list (default: K and what is left out). Where the bound does not hold, lists that end too early are
-    doubled up to `max_M`; by default up to 4 M, and only if that looks like enough.
+    M entries in a list (default: K plus the excluded items). Where the bound does not hold, lists that end too early
+    are doubled up to `max_M`; by default up to 4 M, and only if that looks sufficient.
     """
     (B, k, d), n = query.heads.shape, len(items)
     best = Best(query, items, K, left_out)
-    sizes = np.minimum(n, np.full(B, M) if M else K + np.diff(left_out.starts))  # of each request: its own affair
+    sizes = np.minimum(n, np.full(B, M) if M else K + np.diff(left_out.starts))  # per request
     most = np.minimum(n, np.maximum(sizes, max_M or 4 * sizes))
     depth, (top, half, end) = np.zeros((B, k), np.int64), np.ones((3, B, k))  # first, middle, last cosine of a list
 
@@ -126,7 +125,7 @@ def two_step(
 
     first = _heavy(query)
     ask(first, sizes)
-    near = np.where(first, top, -1).max(1)  # how near an item may be to a head that was not asked yet, at a guess
+    near = np.where(first, top, -1).max(1)  # a guess of how near an item may be to a head not asked yet
     ask(~first & (_right_beside(query, near) > best.worst[:, None] - np.log(2)), sizes)
     _fill(best, ask, sizes)
     while True:
@@ -145,7 +144,7 @@ def two_step(
 
 
 def _fill(best: Best, ask: Callable[[np.ndarray, np.ndarray], None], sizes: Int[np.ndarray, " B"]) -> None:
-    """Where the lists hold fewer than K items that may be served: longer ones, and in the end everything."""
+    """Where the lists hold fewer than K items that may be served: longer lists, and finally all items."""
     k, n = best.query.kappa.shape[1], len(best.items)
     while ((few := np.isneginf(best.worst)) & (sizes < n)).any():
         sizes = np.minimum(n, 2 * sizes)
@@ -174,7 +173,7 @@ def _heavy(query: Query) -> Bool[np.ndarray, "B k"]:
 
 
 def _right_beside(query: Query, near: Float[np.ndarray, " B"]) -> Float[np.ndarray, "B k"]:
-    """The score to expect of an item at cosine `near` to a head: what that head gives, and the others from afar."""
+    """The expected score of an item at cosine `near` to a head, from that head and all others."""
     t = near[:, None, None] * (query.heads @ query.heads.mT)  # (B, head, other head)
     with np.errstate(invalid="ignore"):
         log_omega = np.log1p(np.maximum(t, -0.999)) if query.power else t
@@ -183,7 +182,7 @@ def _right_beside(query: Query, near: Float[np.ndarray, " B"]) -> Float[np.ndarr
 
 
 def _in_reach(wanted: np.ndarray, lists: Lists, half: np.ndarray, most: np.ndarray) -> Bool[np.ndarray, " B"]:
-    """Would lists of length `most` end low enough? By their slope: how far the cosine falls with a doubling."""
+    """Would lists of length `most` end low enough? Judged by how far the cosine falls with a doubling."""
     doublings = (lists.end - wanted) / np.maximum(half - lists.end, 1e-9)
-    doublings = np.where(lists.depth > 0, doublings, 0)  # a list that was not asked for can be had
+    doublings = np.where(lists.depth > 0, doublings, 0)  # a list that was not asked yet can be
     return (np.log2(np.maximum(lists.depth, 1)) + doublings).max(1) <= np.log2(2 * most)

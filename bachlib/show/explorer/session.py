@@ -16,7 +16,8 @@ from jaxtyping import Float, Int
 
 from bachlib import BachError
 from bachlib.data import Dataset
-from bachlib.evaluate.meaning import genres_of, head_names, shares_of_heads
+from bachlib.evaluate.diagnostics import interest_of_heads
+from bachlib.evaluate.meaning import genres_of, head_names
 from bachlib.model.towers import PiTable
 from bachlib.model.twotower import TwoTower
 from bachlib.serve.retriever import Retriever
@@ -146,8 +147,8 @@ class Session:
             query, pi = self.retriever.users.query(self.retriever.catalogue, [self.history], user=self.user)
             vectors, items = query.heads[0], self.retriever.catalogue.vectors[: self.dataset.n_items]
             if self.genres.names:
-                share = shares_of_heads(vectors, items, self.genres.member, self.retriever.model.tau)
-                names = head_names(share, self.genres)
+                share = interest_of_heads(self.retriever.model, vectors[None], self.genres.member, items)
+                names = head_names(share[0].cpu().numpy(), self.genres)
             else:
                 names = [f"like {self.title(int(i))}" for i in (vectors @ items.T).argmax(1)]
             self._heads = Heads(names, pi[0], query.kappa[0], vectors)

@@ -44,7 +44,7 @@ def by_axis(
 ) -> go.Figure:
     """A metric against the values of a sweep's axis, a line per method with intervals; the paper's as open diamonds.
 
-    `numbers` are those of `sweeps.matched`; `printed` has the columns method, k, metric, paper, for the axis k.
+    `numbers` are those of `tables.matched`; `printed` has the columns method, k, metric, paper, for the axis k.
     """
     rows = numbers[numbers["metric"] == metric]
     values, methods = list(rows["at"].unique()), list(rows["method"].unique())
@@ -96,7 +96,7 @@ def _highest(rows: pd.DataFrame, axis: str, metric: str, baseline: str | None) -
 def kappa_bounds(bounds: pd.DataFrame) -> go.Figure:
     """Each method's κ from the smallest to the largest, the largest of its runs dark; behind it the paper's range.
 
-    `bounds` are those of `sweeps.kappa_bounds`.
+    `bounds` are those of `paper.kappa_bounds`.
     """
     several = bounds["data"].nunique() > 1
     names = [label(f"{row.method}, {row.data}" if several else row.method) for row in bounds.itertuples()]
