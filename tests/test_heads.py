@@ -11,7 +11,7 @@ from bachlib import BachError
 from bachlib.evaluate import diagnostics, meaning
 from bachlib.evaluate.meaning import Genres
 from bachlib.model.methods import build
-from bachlib.show import layout as layouts
+from bachlib.show import maps as layouts
 from bachlib.show import plots
 from bachlib.show.plots import style
 

@@ -14,7 +14,7 @@ from bachlib import BachError
 from bachlib.experiment.notebooks import run
 from bachlib.experiment.settings import experiment_of, notebook_names, read_experiment
 from bachlib.experiment.sync import all_executed, same_cells
-from bachlib.show.figures import pictures, summary
+from bachlib.show.pictures import pictures, summary, without_twin
 
 FORMULAS = {"01_sphere", "02_elbo", "03_data"}  # nothing is trained there
 PERFECT = {"effective interests", "R@50 one vector", "R@50 heads, maximum", "R@50 mixture"}  # nor for these of 00_tour
@@ -52,6 +52,12 @@ def test_small_and_without_traces(notebook):
     assert "widgets" not in committed.metadata and "papermill" not in committed.metadata
     assert committed.metadata.kernelspec.name == "python3"
     assert not re.search(r"/(?:home|Users|root|work|tmp)/\w+", text), f"{path.name} holds a path of a machine"
+
+
+def test_every_figure_has_a_static_twin(notebook):
+    """GitHub and mail programs do not draw plotly figures; they show the picture beside it."""
+    path, committed = notebook
+    assert not without_twin(committed), f"{path.name} has figures without a static twin: make sync where Chrome is"
 
 
 def test_form(notebook):
