@@ -37,7 +37,7 @@ from scipy import integrate
 from bachlib.files import record
 from bachlib.model.sphere import KERNELS
 from bachlib.show import plots
-from bachlib.show.explorer.sphere import sphere_explorer
+from bachlib.show.explorer import sphere_explorer
 
 torch.manual_seed(seed)
 ps, vmf = KERNELS["power-spherical"], KERNELS["von-mises-fisher"]

@@ -1,7 +1,7 @@
 """Static pictures of the interactive figures in notebooks: a twin in each output, and PNG files for the README.
 
-GitHub, nbviewer and mail programs do not draw plotly figures; they show the twin, a small PNG in the same output. A cell
-tagged `picture-NAME` also gives `notebooks/pictures/NAME.png`. Drawing needs Chrome or Chromium; reading does not.
+GitHub, nbviewer and mail programs do not draw plotly figures; they show the twin, a small PNG in the same output. A
+cell tagged `picture-NAME` also gives `notebooks/pictures/NAME.png`. Drawing needs Chrome or Chromium; reading does not.
 """
 
 from __future__ import annotations

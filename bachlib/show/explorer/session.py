@@ -82,22 +82,22 @@ class Session:
         self.history, self._heads = self.had, None
 
     def read(self, history: Sequence[int]) -> None:
-        """Another history, oldest first. It is nobody's, but what the user had whom it was made from stays left out."""
+        """Another history, oldest first. It belongs to no user; items of the user it was made from stay excluded."""
         if list(history) == self.history.tolist():
             return
         if wrong := [i for i in history if not 0 <= i < self.dataset.n_items]:
             raise BachError(f"there is no item {wrong[0]}; items are 0 … {self.dataset.n_items - 1}")
         if isinstance(self.retriever.model.gate, PiTable):
-            raise BachError(f"{self.method} has a π for each user of the data set: a typed history is nobody's")
+            raise BachError(f"{self.method} has a π for each user of the data set, and none for a typed history")
         self.user, self._heads = None, None
         self.history = np.asarray(history, np.int64)
         if not len(self.history):
             self.had, self.later = self.history, set()  # from nothing
 
     def find_items(self, text: str, most: int = 12) -> list[int]:
-        """Items whose title or number fits, the most popular first."""
+        """Items whose title or number fits, the most popular first; without a text the most popular of all."""
         text = text.strip().lower()
-        found = np.flatnonzero(self._searched.str.contains(text, regex=False)) if text else np.empty(0, int)
+        found = np.flatnonzero(self._searched.str.contains(text, regex=False))
         if text.isdecimal() and int(text) < self.dataset.n_items:
             found = np.unique(np.append(found, int(text)))
         exact = (self._searched.to_numpy()[found] == text) | (found.astype(str) == text)
@@ -126,7 +126,7 @@ class Session:
         if self.genres.names and len(own):
             share = self.genres.member[own].mean(0)
             tells = share * np.log(np.maximum(share, 1e-12) / np.maximum(self.genres.likes, 1e-12))
-            told += " · " + ", ".join(self.genres.names[g] for g in np.argsort(-tells)[:3])
+            told += " · " + ", ".join(self.genres.names[g] for g in np.argsort(-tells)[:2])
         return told
 
     def title(self, item: int) -> str:

@@ -66,8 +66,7 @@ def map_of_items(
         )  # fmt: skip
     for word, (x, y) in (regions or {}).items():
         figure.add_annotation(
-            x=x, y=y, text=label(word), showarrow=False, yanchor="bottom", font={"size": 13, "color": INK},
-            bgcolor=PAPER, opacity=0.75, borderpad=1,
+            x=x, y=y, text=f"<b>{label(word)}</b>", showarrow=False, yanchor="bottom", font={"size": 13, "color": INK},
         )  # fmt: skip
     figure.update_xaxes(visible=False)
     figure.update_yaxes(visible=False, scaleanchor="x", scaleratio=1)

@@ -124,6 +124,7 @@ def slate_by_head(
     numbers: Sequence[int] | None = None,
     marks: Sequence[str] | None = None,
     title: str | None = None,
+    longest: int = 34,
 ) -> go.Figure:
     """A slate as stacked bars: an item's bar is as long as its score, m(i | u) over that of the first item, and split
     by the share of each head.
@@ -142,7 +143,7 @@ def slate_by_head(
     behind = [f" {mark}" if mark else "" for mark in (marks or [""] * len(y))]
     figure.update_yaxes(
         autorange="reversed", tickvals=y, showgrid=False, tickfont={"size": 13},
-        ticktext=[f"{label(t)}{mark}  {n}" for n, t, mark in zip(y, titles, behind, strict=True)],
+        ticktext=[f"{label(t, longest)}{mark}  {n}" for n, t, mark in zip(y, titles, behind, strict=True)],
     )  # fmt: skip
     figure.update_xaxes(title="m(i | u), the first item's = 1", range=[0, 1.02])
     title = title or slate_title(np.stack([part for part, _, _ in parts], 1), numbers)

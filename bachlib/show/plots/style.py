@@ -18,7 +18,7 @@ from bachlib import BachError
 # Okabe–Ito's first six, then the colours that are farthest from all others, also for people who see no red or green
 COLOURS = """
     #0072B2 #E69F00 #009E73 #CC79A7 #56B4E9 #D55E00 #771100 #332288
-    #88BB66 #7766FF #770066 #24243A #AA5533 #4422CC #111100 #0000FF
+    #88BB66 #7766FF #770066 #AA3377 #AA5533 #4422CC #336655 #0000FF
 """.split()
 INK, GREY, LIGHT, PAPER = "#222222", "#707070", "#E5E5E5", "#FFFFFF"
 BALL, PALE = "#F4F6F8", "#BFD9EA"  # a surface, and the cold end of a scale
@@ -26,8 +26,8 @@ BALL, PALE = "#F4F6F8", "#BFD9EA"  # a surface, and the cold end of a scale
 # what a colour of the light figures becomes in the dark: the same hue, light enough to be seen
 DARK = {
     INK: "#ECECEC", GREY: "#A0A0A0", LIGHT: "#3A3F46", PAPER: "#16191D", BALL: "#2A2F36", PALE: "#21384A",
-    "#0072B2": "#2288DD", "#771100": "#FFDDAA", "#332288": "#CCDDFF", "#770066": "#FF99BB", "#24243A": "#F2F2F2",
-    "#AA5533": "#FFDD66", "#4422CC": "#9977BB", "#111100": "#FFFF00", "#0000FF": "#66AAFF",
+    "#0072B2": "#2288DD", "#771100": "#FFDDAA", "#332288": "#CCDDFF", "#770066": "#FF99BB", "#AA3377": "#EE3366",
+    "#AA5533": "#FFDD66", "#4422CC": "#9977BB", "#336655": "#448844", "#0000FF": "#66AAFF",
 }  # fmt: skip
 
 _title = {"font": {"size": 17}, "x": 0, "xref": "paper", "yanchor": "bottom", "y": 1, "yref": "paper", "pad": {"b": 14}}
@@ -104,14 +104,14 @@ def use(theme: Literal["light", "dark"]) -> None:
     pio.renderers.default = {"light": "plotly_mimetype", "dark": "bach-dark"}[theme]
 
 
-def themed(figure: go.Figure) -> go.Figure:
-    """For widgets: the figure as `use` wants it."""
-    return dark(figure) if pio.renderers.default == "bach-dark" else figure
+def themed(figure: go.Figure, on_dark: bool = False) -> go.Figure:
+    """For widgets: the figure for a dark page, if the page is dark or `use("dark")` was called."""
+    return dark(figure) if on_dark or pio.renderers.default == "bach-dark" else figure
 
 
-def themed_colour(r: int) -> str:
-    """For widgets: the colour of head r as `use` wants it."""
-    return recoloured(colour(r)) if pio.renderers.default == "bach-dark" else colour(r)
+def themed_colour(r: int, on_dark: bool = False) -> str:
+    """For widgets: the colour of head r, on the same terms."""
+    return recoloured(colour(r)) if on_dark or pio.renderers.default == "bach-dark" else colour(r)
 
 
 use("light")
