@@ -26,7 +26,7 @@ from bachlib.model.twotower import TwoTower
 from bachlib.serve import Retriever
 from bachlib.show.explorer.session import Session
 from bachlib.show.explorer.widgets import FIXED, TIGHT, Row, Search, Theme, percentages, why_html
-from bachlib.show.plots.profiles import slate_by_head
+from bachlib.show.plots.heads import slate_by_head
 from bachlib.show.plots.style import themed
 from bachlib.train.run import Run, data_of, find_run
 
@@ -291,6 +291,4 @@ class Explorer(w.VBox):
     # ------------------------------------------------------------------------------------------------------------ why
 
     def _why(self) -> None:
-        self.because.value = why_html(
-            self.session, self.session.why(self.asked.value, self.steered), self.theme.dark
-        )
+        self.because.value = why_html(self.session, self.session.why(self.asked.value, self.steered), self.theme.dark)

@@ -100,9 +100,9 @@ class Row(NamedTuple):
         self.slider.style.handle_color = themed_colour(r, on_dark)
         self.share.value = f'<div style="text-align: right">{percent}%</div>'
         name = escape(heads.names[r])
-        cut = "width: 146px; white-space: nowrap; overflow: hidden; text-overflow: ellipsis"
+        cut = "font-size: 12px; width: 146px; white-space: nowrap; overflow: hidden; text-overflow: ellipsis"
         self.about.value = (
-            f'<div style="{TIGHT}"><div style="font-size: 12px; {cut}" title="{name}">{_dot(r, on_dark)} {r} · <b>{name}</b></div>'
+            f'<div style="{TIGHT}"><div style="{cut}" title="{name}">{_dot(r, on_dark)} {r} · <b>{name}</b></div>'
             f"<small>π<sub>u</sub> {heads.pi[r]:.0%} · κ {heads.kappa[r]:.1f}</small></div>"
         )
 
@@ -141,9 +141,7 @@ def sphere_explorer(heads: torch.Tensor, seed: int = 0) -> w.Widget:
     """`plots.mixture_on_sphere` with a choice of kernel and sliders for κ and π of each head (k, 3)."""
     k, theme = len(heads), Theme()
     kernel = w.Dropdown(options=list(KERNELS), description="kernel")
-    kappas = [
-        w.FloatLogSlider(20, min=-1, max=3, description=f"κ of u{r + 1}", readout_format=".1f") for r in range(k)
-    ]
+    kappas = [w.FloatLogSlider(20, min=-1, max=3, description=f"κ of u{r + 1}", readout_format=".1f") for r in range(k)]
     weights = [w.FloatSlider(1, min=0.01, max=5, step=0.01, description=f"weight u{r + 1}") for r in range(k)]
 
     def drawn() -> go.Figure:

@@ -77,12 +77,12 @@ def timeline(u: int, sequence: np.ndarray, titles: np.ndarray, labels: np.ndarra
             hovertemplate="%{text}<extra>item %{x}</extra>",
         )  # fmt: skip
     end = len(sequence)
-    for start, stop, name, fill in (
-        (end - N_VALID - N_TEST, end - N_TEST, "valid", COLOURS[1]),
-        (end - N_TEST, end, "test", COLOURS[5]),
-    ):
-        figure.add_vrect(x0=start - 0.5, x1=stop - 0.5, fillcolor=fill, opacity=0.18, line_width=0)
-        figure.add_annotation(x=(start + stop - 1) / 2, y=1, yref="paper", yanchor="bottom", text=name, showarrow=False)
+    border = end - N_TEST - 0.5  # the two words meet there, on both sides
+    for x, name, fill, side in (
+        (border - N_VALID, "valid ", COLOURS[1], "right"), (border + N_TEST, " test", COLOURS[5], "left"),
+    ):  # fmt: skip
+        figure.add_vrect(x0=x, x1=border, fillcolor=fill, opacity=0.18, line_width=0)
+        figure.add_annotation(x=border, y=1, yref="paper", yanchor="bottom", xanchor=side, text=name, showarrow=False)
     figure.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=[names[r] for r in used])
     figure.update_xaxes(title="place in the sequence")
     stays = (row[1:] == row[:-1]).mean()

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
-from bachlib.show.plots.style import COLOURS, GREY, INK, LIGHT
+from bachlib.show.plots.style import COLOURS, GREY, INK, LIGHT, side_by_side
 
 BETTER, WORSE = COLOURS[0], COLOURS[5]
 
@@ -73,8 +72,8 @@ def gain_by_depth(gains: pd.DataFrame, ours: str, theirs: str) -> go.Figure:
 
 def calibration_curves(curves: dict[str, pd.DataFrame], ece: dict[str, float], what: str) -> go.Figure:
     """Predicted share against what came true, in bins; on the diagonal is calibrated. Dots grow with the count."""
-    titles = [f"{name}: {ece[name]:.3f}" for name in curves]
-    figure = make_subplots(1, len(curves), subplot_titles=titles, shared_yaxes=True, horizontal_spacing=0.04)
+    text = f"Promised shares and what came true: calibration error at most {max(ece.values()):.3f}"
+    figure = side_by_side([f"{name}: {ece[name]:.3f}" for name in curves], text, f"predicted {what}")
     for column, (name, bins) in enumerate(curves.items(), 1):
         figure.add_scatter(
             x=[0, 1], y=[0, 1], mode="lines", line={"color": GREY, "dash": "dash"}, showlegend=False, row=1, col=column
@@ -87,12 +86,9 @@ def calibration_curves(curves: dict[str, pd.DataFrame], ece: dict[str, float], w
             hovertemplate="predicted %{x:.2f}<br>came true %{y:.2f}<br>n = %{customdata}<extra></extra>",
             row=1, col=column,
         )  # fmt: skip
-    figure.update_xaxes(title=f"predicted {what}", range=[0, 1], gridcolor=LIGHT)
+    figure.update_xaxes(range=[0, 1], gridcolor=LIGHT)
     figure.update_yaxes(range=[0, 1])
-    figure.update_yaxes(title="came true on held-out items", col=1)
-    text = f"Promised shares and what came true: calibration error at most {max(ece.values()):.3f}"
-    figure.update_layout(title={"text": text, "pad": {"b": 34}})
-    return figure.update_layout(margin_t=90)
+    return figure.update_yaxes(title="came true on held-out items", col=1)
 
 
 def trap_changes(changes: pd.DataFrame) -> go.Figure:

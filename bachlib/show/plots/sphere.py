@@ -137,7 +137,7 @@ def mixture_on_sphere(
     figure.add_scatter3d(x=px, y=py, z=pz, mode="markers", marker={"size": 2, "color": INK}, name=said)
     for r, head in enumerate(heads):
         hx, hy, hz = (1.25 * head).tolist()
-        label = f"u{r + 1}: π = {pi[r]:.2g}, κ = {kappas[r]:.3g}"
+        label = f"u{r + 1}: π = {pi[r]:.2f}, κ = {kappas[r]:.1f}"
         figure.add_scatter3d(
             x=[0, hx], y=[0, hy], z=[0, hz], mode="lines+text", text=["", label],
             line={"color": colour(r + 1), "width": 8}, name=f"head {r + 1}",

@@ -7,11 +7,14 @@ notebook shows from then on. The page of a report does the same with the same ta
 from __future__ import annotations
 
 import html
+import textwrap
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import plotly.graph_objects as go
 import plotly.io as pio
 from plotly.io.base_renderers import MimetypeRenderer
+from plotly.subplots import make_subplots
 
 from bachlib import BachError
 
@@ -65,6 +68,21 @@ def label(text: Any, longest: int = 34) -> str:
     """A title of somebody's catalogue as figures can show it: not too long, and never taken for markup."""
     text = " ".join(str(text).split())
     return html.escape(text if len(text) <= longest else text[: longest - 1].rstrip() + "…")
+
+
+def wrapped(text: str, width: int = 12) -> str:
+    """A short text on several lines, for places that are narrow on a phone."""
+    return "<br>".join(textwrap.wrap(text, width, break_long_words=False)) or text
+
+
+def side_by_side(titles: Sequence[str], title: str, across: str, **how: Any) -> go.Figure:
+    """An empty figure of one row with a column per title and `across` below each; it fits on a phone."""
+    how = {"shared_yaxes": True, "horizontal_spacing": 0.04} | how
+    names = [wrapped(name) for name in titles]
+    lines = max(name.count("<br>") for name in names) + any(names)
+    figure = make_subplots(1, len(names), subplot_titles=names, **how).update_annotations(font_size=12)
+    figure.update_xaxes(title={"text": across, "font": {"size": 11}}, nticks=4)
+    return figure.update_layout(title={"text": title, "pad": {"b": 16 + 16 * lines}}, margin_t=70 + 16 * lines)
 
 
 def recoloured(part: Any) -> Any:
