@@ -18,9 +18,9 @@
 #
 # **Question.** What does the model see in this person, and what would it show if $\pi_u$ were another one?
 #
-# Run all cells (*Run → Run All Cells*), then use the controls. Find a user by number or by what they like, or type a
-# history of your own; drag a head's weight, forbid a head, switch between p-BACH, v-BACH and a global codebook; click a
-# bar to ask why that item is there. **CPU minutes:** half a one.
+# Run all cells (*Run → Run All Cells*), then use the controls. Find a user by number or by what they like, or clear the
+# history and type another one (Enter adds the item that fits best). Drag a head's weight, forbid a head, switch between
+# p-BACH, v-BACH and a global codebook, or click a bar to ask why that item is there. **CPU minutes:** 0.5.
 
 # %% tags=["parameters"]
 source = "planted"
@@ -51,10 +51,9 @@ p = settings(globals())
 dataset = prepared(p)
 
 # %% [markdown]
-# Three small models; those that other notebooks have trained are opened. With runs of your own, all of one data set,
-# the next two cells are
-# `explorer = Explorer.of_runs("outputs/runs/p-bach-…", "outputs/runs/p-bach-global-…")`. `plots.use("dark")` before it
-# makes the figure fit a dark JupyterLab.
+# Three small models; models that another notebook has trained are loaded. For your own runs on one data set, replace the
+# next two cells by `explorer = Explorer.of_runs("p-bach-…", "p-bach-global-…")`: the names of folders in `outputs/runs`,
+# or their beginnings. Colours follow the theme of JupyterLab; `plots.use("dark")` makes them dark anywhere.
 
 # %%
 runs = {
@@ -69,12 +68,12 @@ explorer = Explorer(runs, dataset, user=user)
 explorer
 
 # %% [markdown]
-# **What you should see.** On the left the heads with their names, $\pi_u$ and $\kappa$; on the right the slate, a bar
-# per item, split by the heads that bring it. ★ is what the user went on to like, which the model has not seen; ↑ ↓ and
-# *new* are against the slate of the model's own $\pi_u$. Every slate is proved to be the best of all items.
+# **What you should see.** In the middle the heads with their names, $\pi_u$ and $\kappa$; the percentage beside a slider
+# is the share of $\pi$ the head has now. On the right the slate, a bar per item, split by the heads that bring it. ★
+# marks items the user liked later, which the model has not seen. ↑, ↓ and *new* compare with the slate of the model's own
+# $\pi_u$. Every slate is proved to be the best of all items.
 #
-# What the sliders do can be written down, too. Everything on the second head by $\pi_u$, and the picture of the model's
-# own slate without a kernel:
+# The same in code: all weight on the second head by $\pi_u$; below it the picture of the model's own slate.
 
 # %%
 session = explorer.session

@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import re
+import subprocess
 from pathlib import Path
 
 import jupytext
@@ -26,6 +27,14 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 @pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
 def notebook(request):
     return request.param, nbformat.read(request.param, as_version=4)
+
+
+def test_make_lab_opens_the_first_notebook_at_the_projects_root():
+    """At the root, so that links from a notebook to LOG.md and to reports work."""
+    told = subprocess.run(["make", "-n", "lab"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "--ServerApp.root_dir=. " in told
+    (first,) = re.findall(r"default_url=/lab/tree/(\S+)", told)
+    assert (ROOT / first).exists()
 
 
 def test_every_notebook_is_a_pair():

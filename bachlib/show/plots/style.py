@@ -21,7 +21,7 @@ from bachlib import BachError
 # Okabe–Ito's first six, then the colours that are farthest from all others, also for people who see no red or green
 COLOURS = """
     #0072B2 #E69F00 #009E73 #CC79A7 #56B4E9 #D55E00 #771100 #332288
-    #88BB66 #7766FF #770066 #AA3377 #AA5533 #4422CC #336655 #0000FF
+    #88BB66 #7766FF #770066 #AA3377 #AA5533 #4422CC #33BBCC #0000FF
 """.split()
 INK, GREY, LIGHT, PAPER = "#222222", "#707070", "#E5E5E5", "#FFFFFF"
 BALL, PALE = "#F4F6F8", "#BFD9EA"  # a surface, and the cold end of a scale
@@ -29,8 +29,8 @@ BALL, PALE = "#F4F6F8", "#BFD9EA"  # a surface, and the cold end of a scale
 # what a colour of the light figures becomes in the dark: the same hue, light enough to be seen
 DARK = {
     INK: "#ECECEC", GREY: "#A0A0A0", LIGHT: "#3A3F46", PAPER: "#16191D", BALL: "#2A2F36", PALE: "#21384A",
-    "#0072B2": "#2288DD", "#771100": "#FFDDAA", "#332288": "#CCDDFF", "#770066": "#FF99BB", "#AA3377": "#EE3366",
-    "#AA5533": "#FFDD66", "#4422CC": "#9977BB", "#336655": "#448844", "#0000FF": "#66AAFF",
+    "#0072B2": "#2288DD", "#771100": "#FFDDAA", "#332288": "#CCDDFF", "#770066": "#FF99BB", "#AA3377": "#FF1144",
+    "#AA5533": "#FFDD66", "#4422CC": "#9977BB", "#33BBCC": "#448844", "#0000FF": "#66AAFF",
 }  # fmt: skip
 
 _title = {"font": {"size": 17}, "x": 0, "xref": "paper", "yanchor": "bottom", "y": 1, "yref": "paper", "pad": {"b": 14}}
