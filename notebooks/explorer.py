@@ -51,9 +51,9 @@ p = settings(globals())
 dataset = prepared(p)
 
 # %% [markdown]
-# Three small models; models that another notebook has trained are loaded. For your own runs on one data set, replace the
-# next two cells by `explorer = Explorer.of_runs("p-bach-…", "p-bach-global-…")`: the names of folders in `outputs/runs`,
-# or their beginnings. Colours follow the theme of JupyterLab; `plots.use("dark")` makes them dark anywhere.
+# Three small models; models that another notebook has trained are loaded. For your own runs on one data set, replace
+# the next two cells by `explorer = Explorer.of_runs("p-bach-…", "p-bach-global-…")`: the names of folders in
+# `outputs/runs`, or their beginnings. Colours follow JupyterLab's theme; `plots.use("dark")` makes them always dark.
 
 # %%
 runs = {
@@ -68,10 +68,10 @@ explorer = Explorer(runs, dataset, user=user)
 explorer
 
 # %% [markdown]
-# **What you should see.** In the middle the heads with their names, $\pi_u$ and $\kappa$; the percentage beside a slider
-# is the share of $\pi$ the head has now. On the right the slate, a bar per item, split by the heads that bring it. ★
-# marks items the user liked later, which the model has not seen. ↑, ↓ and *new* compare with the slate of the model's own
-# $\pi_u$. Every slate is proved to be the best of all items.
+# **What you should see.** In the middle the heads with their names, $\pi_u$ and $\kappa$; the percentage beside a
+# slider is the share of $\pi$ the head has now. On the right the slate, a bar per item, split by the heads that bring
+# it. ★ marks items the user liked later, which the model has not seen. ↑, ↓ and *new* compare with the slate of the
+# model's own $\pi_u$. Every slate is proved to be the best of all items.
 #
 # The same in code: all weight on the second head by $\pi_u$; below it the picture of the model's own slate.
 

@@ -199,7 +199,7 @@ def test_calibration_and_traps():
     assert [a.text for a in figure.layout.annotations] == ["heads: 0.100", "genres:<br>0.020"]
     rows = [["a", "x", 0.1, 0.2], ["a", "y", 0.1, 0.05], ["b", "x", 0.1, 0.9], ["b", "y", 0.1, 0.1]]
     figure = plots.trap_changes(pd.DataFrame(rows, columns=["method", "trap", "right", "wrong"]))
-    assert figure.layout.title.text == "The largest lie: x" and list(figure.data[0].text) == ["-50%", "+100%"]
+    assert figure.layout.title.text == "The largest error: x" and list(figure.data[0].text) == ["-50%", "+100%"]
     assert figure.data[1].text[1] == "× 9" and figure.data[0].x[1] == 1
 
 

@@ -129,7 +129,7 @@ def test_without_genres_or_titles(tmp_path):
     session.read(list(range(75)))
     assert session.slate().items.shape == (1, 15)  # of 90 items 15 are left
     session.read(list(range(90)))
-    with pytest.raises(BachError, match="nothing is left to show"):
+    with pytest.raises(BachError, match="none is left to show"):
         session.slate()
 
 
@@ -137,7 +137,7 @@ def test_without_genres_or_titles(tmp_path):
     ("given", "said"),
     [
         ({}, "at least one model"),
-        ({"all-multihead": 4}, "weighs no heads"),
+        ({"all-multihead": 4}, "has no π to show"),
         ({"x": "other"}, "items, the data set has"),
     ],
 )

@@ -229,6 +229,8 @@ class Explorer(w.VBox):
             pi = self.pi
         except BachError:
             self.status.value = "<b>All heads have weight 0: no slate can be served.</b>"
+            for row in self.rows:
+                row.say(0)
             return
         self.slate, self.steered = self.session.slate(pi), pi
         self._draw(themed(self.picture(), self.theme.dark))

@@ -50,7 +50,7 @@ class Session:
         }
         for name, one in self.retrievers.items():
             if one.rule == "max over heads":
-                raise BachError(f"{name} weighs no heads: there is no π to look at or to move; give a BACH model")
+                raise BachError(f"{name} has no π to show or to move; give a BACH model")
             if one.model.n_items != dataset.n_items:
                 raise BachError(
                     f"{name} was trained on {one.model.n_items:,} items, the data set has {dataset.n_items:,}: "
@@ -166,7 +166,7 @@ class Session:
         served = self.retriever.catalogue.numbers
         K = min(self.K, len(served) - int(np.isin(left_out, served).sum()))
         if not K:
-            raise BachError("this history holds all there is: nothing is left to show")
+            raise BachError("this history holds every item: none is left to show")
         return self.retriever.retrieve([self.history], K, pi=pi, exclude=left_out, user=self.user)
 
     def why(self, item: int, pi: Float[np.ndarray, " k"] | None = None) -> Why:

@@ -96,9 +96,12 @@ class Row(NamedTuple):
         self.slider.value, self.forbid.value = float(heads.pi[r]), False
         self.slider.tooltip = f"weight of head {r}"
 
+    def say(self, percent: int) -> None:
+        self.share.value = f'<div style="text-align: right">{percent}%</div>'
+
     def paint(self, r: int, heads: Heads, percent: int, on_dark: bool) -> None:
         self.slider.style.handle_color = themed_colour(r, on_dark)
-        self.share.value = f'<div style="text-align: right">{percent}%</div>'
+        self.say(percent)
         name = escape(heads.names[r])
         cut = "font-size: 12px; width: 146px; white-space: nowrap; overflow: hidden; text-overflow: ellipsis"
         self.about.value = (
@@ -109,7 +112,7 @@ class Row(NamedTuple):
 
 def percentages(share: np.ndarray) -> list[int]:
     """Shares that sum to one as whole per cent that sum to 100: the largest remainders are rounded up."""
-    exact = 100 * np.asarray(share, float)
+    exact = 100 * np.clip(share, 0, 1)  # a sum of floats may be a little more than one
     whole = np.floor(exact + 1e-9).astype(int)
     up = np.argsort(whole - exact, kind="stable")[: 100 - whole.sum()]
     whole[up] += 1

@@ -69,8 +69,7 @@ def map_of_items(
         figure.add_annotation(
             x=x, y=y, text=f"<b>{label(word)}</b>", showarrow=False, yanchor="bottom", font={"size": 13, "color": INK},
         )  # fmt: skip
-    figure.update_xaxes(visible=False)
-    figure.update_yaxes(visible=False, scaleanchor="x", scaleratio=1)
+    figure.update_xaxes(visible=False).update_yaxes(visible=False, scaleanchor="x", scaleratio=1)
     if title is None:
         title = f"Where the {len(names)} heads stand"
         if weight is not None:
@@ -101,8 +100,7 @@ def head_lift(
         )
     )  # fmt: skip
     r, g = np.unravel_index(np.argmax(lift), lift.shape)
-    figure.update_yaxes(autorange="reversed", showgrid=False)
-    figure.update_xaxes(tickangle=-40, showgrid=False)
+    figure.update_yaxes(autorange="reversed", showgrid=False).update_xaxes(tickangle=-40, showgrid=False)
     what = f"Head {numbers[r]} has {label(genres[g])} {lift[r, g]:.1f} times as often as people's likes have it"
     return figure.update_layout(title=what, height=max(400, 190 + 24 * len(names)))
 
@@ -125,8 +123,7 @@ def kappa_and_tightness(
                 marker={"size": 5, "opacity": 0.5, "color": colour(r)},
                 hovertemplate="mean cosine %{x:.2f}<br>κ %{y:.1f}<extra></extra>",
             )  # fmt: skip
-    figure.update_xaxes(title="mean cosine of the head and the items it explains")
-    figure.update_yaxes(title="learnt κ")
+    figure.update_xaxes(title="mean cosine of the head and the items it explains").update_yaxes(title="learnt κ")
     said = "grows with" if correlation > 0.2 else "falls with" if correlation < -0.2 else "hardly follows"
     text = f"κ {said} how tight a head's items are: rank correlation {correlation:+.2f}"
     return figure.update_layout(title=text, legend={"itemsizing": "constant", "font": {"size": 12}})
@@ -156,8 +153,7 @@ def recovered_interests(
             hovertemplate="%{x}: %{z:.0%} explained by<br>%{y}<extra></extra>",
         )
     )  # fmt: skip
-    figure.update_yaxes(autorange="reversed", showgrid=False)
-    figure.update_xaxes(tickangle=-40, showgrid=False, title=what)
+    figure.update_yaxes(autorange="reversed", showgrid=False).update_xaxes(tickangle=-40, showgrid=False, title=what)
     held = float((overlap.max(0) * share).sum() / share.sum())
     one = sum(overlap.max(0) > 0.5)
     text = f"{one} of {len(truth)} {what} have one head for most of their items ({held:.0%} on average)"

@@ -30,10 +30,9 @@ def recall_and_cost(table: pd.DataFrame, exact_ms: float) -> go.Figure:
         x=table["M"], y=table["ms"], name="two-step", mode="lines+markers", line={"color": COLOURS[2], "width": 2.5},
         row=1, col=2,
     )  # fmt: skip
-    figure.add_hline(y=exact_ms, line={"color": INK, "dash": "dash"}, row=1, col=2)
-    figure.add_annotation(
-        x=1, xref="x2 domain", y=exact_ms, text=f"exact scan, {exact_ms:.2f} ms", showarrow=False,
-        xanchor="right", yanchor="top", row=1, col=2,
+    figure.add_hline(
+        y=exact_ms, line={"color": INK, "dash": "dash"}, annotation_text=f"exact scan, {exact_ms:.2f} ms",
+        annotation_position="bottom right", row=1, col=2,
     )  # fmt: skip
     figure.update_xaxes(type="log", tickvals=table["M"], tickangle=-40)
     figure.update_yaxes(tickformat=".0%", range=[-0.03, 1.05], col=1)
@@ -57,8 +56,7 @@ def adversary(
         x=ends, y=1, yref="paper", text="the lists hold what is right of this", showarrow=False, xanchor="right",
         yanchor="bottom", xshift=-4,
     )  # fmt: skip
-    figure.update_xaxes(title="cosine to the nearest head")
-    figure.update_yaxes(title="log m(i | u), up to a constant")
+    figure.update_xaxes(title="cosine to the nearest head").update_yaxes(title="log m(i | u), up to a constant")
     lost = int((cosine[hidden] < ends).sum())
     text = f"{lost} of the {int(hidden.sum())} best items are in no list: between all heads, nearest to none"
     return figure.update_layout(title={"text": text, "pad": {"b": 30}}, margin_t=84)
@@ -162,10 +160,7 @@ def cold_start_curve(
         figure.add_scatter(
             x=seen, y=values, name=name, mode="lines+markers", line={"color": COLOURS[n % len(COLOURS)], "width": 2.5}
         )
-    figure.add_hline(y=floor, line={"color": GREY, "dash": "dash"})
-    figure.add_annotation(
-        x=1, xref="paper", y=floor, text="most popular", showarrow=False, xanchor="right", yanchor="bottom"
-    )
+    figure.add_hline(y=floor, line={"color": GREY, "dash": "dash"}, annotation_text="most popular")
     figure.update_xaxes(title="items the model has seen of a user", type="log", tickvals=seen)
     figure.update_yaxes(title=metric, tickformat=".0%", rangemode="tozero")
     first = {name: values[0] / values[-1] for name, values in curves.items()}

@@ -110,9 +110,7 @@ def elbo_terms(history: pd.DataFrame) -> go.Figure:
     gain, of_reconstruction = (lines[name].iloc[-1] - lines[name].iloc[0] for name in ("ELBO", "reconstruction"))
     text = f"The bound {'rises' if gain > 0 else 'falls'} by {abs(gain):.2g} nats"
     text += f", {of_reconstruction / gain:.0%} of it reconstruction" if 0 < of_reconstruction <= gain else ""
-    figure.update_xaxes(title="steps")
-    figure.update_yaxes(title="nats per example")
-    return figure.update_layout(title=text)
+    return figure.update_xaxes(title="steps").update_yaxes(title="nats per example").update_layout(title=text)
 
 
 PAPER_KAPPA = {"power-spherical": (20, 30), "von-mises-fisher": (17, 21)}  # section 5.4: where the largest κ end
@@ -135,18 +133,10 @@ def kappa_trajectories(
     for r, name in (names or dict.fromkeys(range(kappa.shape[1]), "")).items():
         figure.add_scatter(x=x, y=kappa[:, r], name=tag(r, name), line={"color": colour(r), "width": 2})
     low, high = PAPER_KAPPA[kernel]
-    for y in (low, high):
-        figure.add_hline(y=y, line={"color": INK, "dash": "dot", "width": 1.5})
-    figure.add_annotation(
-        x=1, xref="paper", y=high, text=f"the paper's largest κ: {low}–{high}", showarrow=False, yanchor="bottom",
-        xanchor="right",
-    )  # fmt: skip
-    figure.add_hline(y=start, line={"color": GREY, "dash": "dash"})
-    figure.add_annotation(
-        x=1, xref="paper", y=start, text=f"1/τ = {start:.1f}", showarrow=False, yanchor="bottom", xanchor="right"
-    )
-    figure.update_xaxes(title="steps")
-    figure.update_yaxes(title="concentration κ", rangemode="tozero")
+    for y, text in ((low, ""), (high, f"the paper's largest κ: {low}–{high}")):
+        figure.add_hline(y=y, line={"color": INK, "dash": "dot", "width": 1.5}, annotation_text=text)
+    figure.add_hline(y=start, line={"color": GREY, "dash": "dash"}, annotation_text=f"1/τ = {start:.1f}")
+    figure.update_xaxes(title="steps").update_yaxes(title="concentration κ", rangemode="tozero")
     low, high = kappa[-1].min(), kappa[-1].max()
     title = f"From 1/τ the heads move to a mean κ of {low:.1f} to {high:.1f}; no prior holds them"
     return figure.update_layout(title=title)
@@ -168,8 +158,7 @@ def head_usage(histories: Histories, names: dict[int, str] | None = None) -> go.
                 x=steps_of(history), y=part, stackgroup="heads", name=name, legendgroup=name,
                 line={"width": 0.5, "color": fill}, fillcolor=fill, showlegend=column == 1, row=1, col=column,
             )  # fmt: skip
-    figure.update_yaxes(range=[0, 1], tickformat=".0%")
-    return figure.update_yaxes(title="share of positives", col=1)
+    return figure.update_yaxes(range=[0, 1], tickformat=".0%").update_yaxes(title="share of positives", col=1)
 
 
 def collapse_race(histories: Histories, frames: int = 24) -> go.Figure:
@@ -221,8 +210,7 @@ def gradient_heads(histories: Histories) -> go.Figure:
         )  # fmt: skip
     k = share.shape[1]
     figure.add_hline(y=k, line={"color": GREY, "dash": "dot"})
-    figure.update_xaxes(title="steps")
-    figure.update_yaxes(title="heads that get gradient", range=[0, k + 0.5])
+    figure.update_xaxes(title="steps").update_yaxes(title="heads that get gradient", range=[0, k + 0.5])
     return figure.update_layout(title=f"How many of the {k} heads the gradient reaches, over a batch")
 
 
@@ -244,8 +232,7 @@ def heads_and_interests(
             text=[[f"{v:.0%}" if v > 0.1 else "" for v in row] for row in values[:, shown]], texttemplate="%{text}",
         )
     )  # fmt: skip
-    figure.update_yaxes(autorange="reversed")
-    figure.update_xaxes(title="interest, the user's first ones first", tickangle=-35)
+    figure.update_yaxes(autorange="reversed").update_xaxes(title="interest, the user's first ones first", tickangle=-35)
     figure.add_hline(y=len(order) - 0.5, line={"color": GREY, "width": 2})
     return figure.update_layout(title=title, height=430)
 
@@ -263,6 +250,5 @@ def pi_recovered(expected: dict[str, np.ndarray], pi: np.ndarray, known: str = "
         figure.add_scatter(
             x=[0, 1], y=[0, 1], mode="lines", line={"color": GREY, "dash": "dash"}, showlegend=False, row=1, col=column
         )
-    figure.update_xaxes(range=[0, 1], gridcolor=LIGHT)
-    figure.update_yaxes(range=[0, 1])
+    figure.update_xaxes(range=[0, 1], gridcolor=LIGHT).update_yaxes(range=[0, 1])
     return figure.update_yaxes(title="expected by the model", col=1)
