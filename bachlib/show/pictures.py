@@ -54,8 +54,9 @@ def small(png: bytes) -> bytes:
     """The same picture with few colours: about a fifth of the bytes."""
     from PIL import Image
 
-    few = Image.open(io.BytesIO(png)).convert("RGB").quantize(SHADES, dither=Image.Dither.NONE)
-    made = io.BytesIO()
+    full, made = Image.open(io.BytesIO(png)).convert("RGB"), io.BytesIO()
+    # the default, median cut, gives a thin line the colour of something else
+    few = full.quantize(SHADES, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     few.save(made, "PNG", optimize=True)
     return made.getvalue()
 

@@ -9,7 +9,7 @@ of JupyterLab; `plots.use("dark")` makes it dark anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from html import escape
 from itertools import zip_longest
@@ -22,9 +22,7 @@ import plotly.graph_objects as go
 
 from bachlib import BachError
 from bachlib.data import Dataset
-from bachlib.model.twotower import TwoTower
-from bachlib.serve import Retriever
-from bachlib.show.explorer.session import Session
+from bachlib.show.explorer.session import Models, Session
 from bachlib.show.explorer.widgets import FIXED, TIGHT, Row, Search, Theme, percentages, why_html
 from bachlib.show.plots.heads import slate_by_head
 from bachlib.show.plots.style import themed
@@ -34,14 +32,7 @@ from bachlib.train.run import Run, data_of, find_run
 class Explorer(w.VBox):
     """`models`: what can be switched between, BACH models of one data set; `most_heads`: sliders at a time."""
 
-    def __init__(
-        self,
-        models: Mapping[str, Run | TwoTower | Retriever],
-        dataset: Dataset,
-        user: int = 0,
-        K: int = 15,
-        most_heads: int = 8,
-    ):
+    def __init__(self, models: Models, dataset: Dataset, user: int = 0, K: int = 15, most_heads: int = 8):
         self.session, self.most_heads = Session(models, dataset, K), most_heads
         self.answered_ms, self._still = 0.0, 0
         self._make_controls()

@@ -24,6 +24,8 @@ from bachlib.serve.slate import Slate
 from bachlib.serve.steering import normalised
 from bachlib.train.run import Run
 
+Models = Mapping[str, Run | TwoTower | Retriever]
+
 
 class Heads(NamedTuple):
     """What a model makes of a history."""
@@ -41,7 +43,7 @@ class Heads(NamedTuple):
 class Session:
     """`choose` a method, `be` a user or `read` a history; then `heads`, `slate` and `why` are about that."""
 
-    def __init__(self, models: Mapping[str, Run | TwoTower | Retriever], dataset: Dataset, K: int = 15):
+    def __init__(self, models: Models, dataset: Dataset, K: int = 15):
         if not models:
             raise BachError("give at least one model: {'p-bach': run, …}")
         self.dataset, self.K = dataset, K

@@ -145,7 +145,7 @@ def mixture_on_sphere(
         title = f"γ = ({parts}) shares out the positive; it does not look at the negatives"
     return figure.update_layout(
         scene=NO_AXES, scene_camera_eye={"x": 1.0, "y": 0.9, "z": 0.75},
-        height=560, margin={"l": 0, "r": 0, "t": 60, "b": 0}, title=title,
+        height=560, margin={"l": 10, "r": 10, "t": 60, "b": 0}, title=title,
     )  # fmt: skip
 
 
@@ -183,5 +183,5 @@ def sphere(
         scene=NO_AXES,
         scene_camera_eye=dict(zip("xyz", eye.tolist(), strict=True)),
         title="One vector points between the interests; a few weighted heads point at them",
-        height=620, legend={"itemsizing": "constant"}, margin={"l": 0, "r": 0, "t": 60, "b": 0},
+        height=620, legend={"itemsizing": "constant"}, margin={"l": 10, "r": 10, "t": 60, "b": 0},
     )  # fmt: skip
