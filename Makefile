@@ -8,9 +8,9 @@ READY := .venv/ready
 help:
 	@echo "make run    run the workbook in batch on the planted data set and write the report"
 	@echo "make test   run every test, the notebooks included"
-	@echo "make lab    open JupyterLab on the notebooks"
-	@echo "make sync   pair notebooks/*.py with their .ipynb and execute those that changed"
-	@echo "make figures draw the README's pictures anew from the executed notebooks (needs a Chrome)"
+	@echo "make lab    open JupyterLab at the project's root, with the first notebook"
+	@echo "make sync   pair notebooks/*.py with their .ipynb, execute those that changed, add static pictures"
+	@echo "make figures draw the README's pictures from the executed notebooks (needs Chrome)"
 	@echo "make lint   check style and formatting"
 	@echo "make bench  measure the goals (minutes; writes outputs/bench/*.json)"
 	@echo "make lock   resolve the dependencies of pyproject.toml anew into requirements.lock"
@@ -32,7 +32,7 @@ test: $(READY)
 	$(PY) -m pytest -n 2 $(PYTEST_ARGS)
 
 lab: $(READY)
-	$(PY) -m jupyterlab notebooks
+	$(PY) -m jupyterlab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/00_tour.ipynb
 
 sync: $(READY)
 	$(PY) -m bachlib.cli sync

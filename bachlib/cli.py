@@ -140,7 +140,7 @@ def sync(
 def figures() -> None:
     """Draw the README's pictures anew, from the executed notebooks; needs Chrome or Chromium."""
     from bachlib.experiment.settings import notebook_folder
-    from bachlib.show.figures import write
+    from bachlib.show.pictures import write
 
     for path in write(notebook_folder()):
         typer.echo(f"→ {path}")

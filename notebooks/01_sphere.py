@@ -41,7 +41,7 @@ from scipy.special import ive
 from bachlib.files import record
 from bachlib.model.sphere import KERNELS, Kernel
 from bachlib.show import plots
-from bachlib.show.explorer.sphere import sphere_explorer
+from bachlib.show.explorer import sphere_explorer
 from bachlib.show.source import source_of
 
 torch.manual_seed(seed)

@@ -18,9 +18,9 @@
 #
 # **Question.** What does the model know about this user, and what would it recommend with another $\pi_u$?
 #
-# Run all cells (*Run → Run All Cells*), then use the controls. Find a user by number or by what they like, or type your
-# own history. Drag a head's weight, forbid a head, or switch between p-BACH, v-BACH and a global codebook. Click a bar
-# to see why that item is there. **CPU minutes:** a half.
+# Run all cells (*Run → Run All Cells*), then use the controls. Find a user by number or by what they like, or clear the
+# history and type another one (Enter adds the item that fits best). Drag a head's weight, forbid a head, switch between
+# p-BACH, v-BACH and a global codebook, or click a bar to ask why that item is there. **CPU minutes:** 0.5.
 
 # %% tags=["parameters"]
 source = "planted"
@@ -51,9 +51,9 @@ p = settings(globals())
 dataset = prepared(p)
 
 # %% [markdown]
-# Three small models. If other notebooks have trained them, they are loaded. To use your own runs (all of one data set),
-# replace the next two cells by `explorer = Explorer.of_runs("outputs/runs/p-bach-…", "outputs/runs/p-bach-global-…")`.
-# `plots.use("dark")` before it makes the figure fit a dark JupyterLab.
+# Three small models; models that another notebook has trained are loaded. For your own runs on one data set, replace
+# the next two cells by `explorer = Explorer.of_runs("p-bach-…", "p-bach-global-…")`: the names of folders in
+# `outputs/runs`, or their beginnings. Colours follow JupyterLab's theme; `plots.use("dark")` makes them always dark.
 
 # %%
 runs = {
@@ -68,12 +68,12 @@ explorer = Explorer(runs, dataset, user=user)
 explorer
 
 # %% [markdown]
-# **What you should see.** On the left: the heads with their names, $\pi_u$ and $\kappa$. On the right: the slate, one
-# bar per item, divided by the heads that bring it. ★ marks items that the user liked next and the model has not seen.
-# ↑, ↓ and *new* compare with the slate of the model's own $\pi_u$. Every slate is proved to be the best of all items.
+# **What you should see.** In the middle the heads with their names, $\pi_u$ and $\kappa$; the percentage beside a
+# slider is the share of $\pi$ the head has now. On the right the slate, a bar per item, split by the heads that bring
+# it. ★ marks items the user liked later, which the model has not seen. ↑, ↓ and *new* compare with the slate of the
+# model's own $\pi_u$. Every slate is proved to be the best of all items.
 #
-# The sliders can also be replaced by code. Here the head with the second largest weight gets all of $\pi_u$. Below it
-# is the picture of the model's own slate, which needs no kernel:
+# The same in code: all weight on the second head by $\pi_u$; below it the picture of the model's own slate.
 
 # %%
 session = explorer.session

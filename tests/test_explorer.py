@@ -1,5 +1,6 @@
 """The widgets do what a session does: controls move π, the figure follows, and every answer is quick."""
 
+import re
 from copy import copy
 from statistics import median
 from types import SimpleNamespace
@@ -13,8 +14,8 @@ from bachlib.bench.serve import bench_explorer
 from bachlib.model.methods import build
 from bachlib.serve import Retriever
 from bachlib.show import plots
-from bachlib.show.explorer import Explorer
-from bachlib.show.explorer.sphere import sphere_explorer
+from bachlib.show.explorer import Explorer, sphere_explorer
+from bachlib.show.explorer.widgets import percentages
 from bachlib.show.plots import style
 from bachlib.train import fit
 
@@ -50,6 +51,16 @@ def test_it_shows_heads_and_slate(explorer, world):
     assert repr(explorer) == "Explorer(p-BACH, global; 96 users, 600 items)"
 
 
+def test_it_fits_a_laptop(models, world):
+    """JupyterLab leaves 1100 × 640 pixels of a screen of 1280 × 768; a track is 12 pixels shorter than its slider."""
+    made = Explorer(models, world)
+    columns = made.children[0].children
+    assert sum(int(column.layout.width[:-2]) for column in columns) + 2 * 6 <= 1100
+    figure, *_ = columns[2].children
+    assert figure.layout["width"] <= int(columns[2].layout.width[:-2]) and figure.layout["height"] + 180 <= 640
+    assert made.users.rows == 8 and int(made.rows[0].slider.layout.width[:-2]) - 12 >= 120
+
+
 def test_moving_a_head_re_ranks(explorer, world):
     before = shown(explorer)
     for row, value in zip(explorer.rows, (0.0, 0.0, 1.0, 0.0), strict=False):
@@ -76,9 +87,50 @@ def test_a_browser_that_rounds_moves_nothing(explorer):
 
 def test_forbidding_a_head(explorer):
     explorer.rows[1].forbid.value = True
+    assert ">0%<" in explorer.rows[1].share.value
     assert explorer.pi[1] == 0 and not np.any(explorer.figure.data[1].x)
     explorer.rows[1].forbid.value = False
     assert np.allclose(explorer.pi, explorer.session.heads.pi)
+
+
+def test_the_shares_beside_the_sliders_sum_to_100(explorer):
+    def shares() -> list[int]:
+        return [int(re.search(r">(\d+)%<", row.share.value)[1]) for row in explorer.rows[:4]]
+
+    assert sum(shares()) == 100
+    explorer.rows[0].slider.value = 1.0
+    assert sum(shares()) == 100 and shares() == pytest.approx((100 * explorer.pi).tolist(), abs=1)
+    assert percentages(np.array([1, 1, 1]) / 3) == [34, 33, 33] and percentages([1 + 1e-7, -1e-7]) == [100, 0]
+
+
+def test_a_search_that_finds_nothing_says_so(explorer):
+    explorer.search.value = "zz<b>"
+    assert explorer.users.options == () and "no user fits “zz&lt;b&gt;”" in explorer.no_user.value
+    explorer.typed.value = "zz<b>"
+    assert explorer.found.options == () and "no item fits “zz&lt;b&gt;”" in explorer.no_item.value
+    explorer.search.value = explorer.typed.value = ""
+    assert explorer.users.options and explorer.found.options
+    assert not explorer.no_user.value and not explorer.no_item.value
+
+
+def test_enter_adds_what_was_typed_and_a_button_clears_the_history(explorer, world):
+    explorer.typed.entered += 1
+    assert explorer.session.user == 5, "nothing was typed"
+    explorer.typed.value = str(world.items["title"][30]).upper()
+    explorer.typed.entered += 1
+    assert explorer.session.history[-1] == 30 and explorer.typed.value == ""
+    explorer.clear.click()
+    assert explorer.history.value == [] and len(explorer.session.history) == 0 and len(explorer.slate.items[0]) == 8
+
+
+def test_the_theme_is_jupyterlabs(explorer):
+    steered = explorer.rows[0].slider.value = 0.7
+    explorer.theme.dark = True
+    assert explorer.rows[0].slider.style.handle_color == explorer.figure.data[0].marker.color == style.DARK["#0072B2"]
+    assert explorer.figure.layout.template.layout.paper_bgcolor == style.DARK[style.PAPER]
+    assert explorer.rows[0].slider.value == steered, "nothing else changes"
+    explorer.theme.dark = False
+    assert explorer.figure.layout.template.layout.paper_bgcolor == style.PAPER
 
 
 def test_no_weight_at_all_says_so_and_keeps_the_slate(explorer, world):
@@ -86,7 +138,8 @@ def test_no_weight_at_all_says_so_and_keeps_the_slate(explorer, world):
         row.forbid.value = True
     kept = shown(explorer)
     explorer.rows[3].forbid.value = True
-    assert "nothing to serve by" in explorer.status.value and shown(explorer) == kept
+    assert "no slate can be served" in explorer.status.value and shown(explorer) == kept
+    assert all(">0%<" in row.share.value for row in explorer.rows)
     explorer._clicked(None, SimpleNamespace(point_inds=[2]), None)  # why is still answered for the last slate
     assert str(world.items["title"][int(explorer.slate.items[0, 2])]) in explorer.because.value
 
@@ -147,7 +200,7 @@ def test_finding_a_user_and_typing_a_history(explorer, world):
     explorer.typed.value = title
     explorer.found.value = 30
     assert len(explorer.history.value) == n == 50 and explorer.history.value[-1] == f"{title} · 30"
-    assert "a history of your own" in explorer.status.value
+    assert "a typed history" in explorer.status.value
     length = len(explorer.session.history)
     explorer.found.value = 30  # again: it is the last one already
     assert len(explorer.session.history) == length
@@ -196,6 +249,17 @@ def test_of_runs(world, tmp_path):
         Explorer.of_runs()
 
 
+def test_runs_are_found_by_the_beginning_of_their_names(world, tmp_path, monkeypatch):
+    monkeypatch.setenv("BACH_OUTPUT_DIR", str(tmp_path))
+    folder = fit(build("p-bach", world, 2, **SMALL), world, {"epochs": 1}, quiet=True).folder
+    monkeypatch.chdir(tmp_path.parent)
+    for name in (folder.name, f"{folder.name[:-3]}…", "p-b"):
+        assert Explorer.of_runs(name, data=world.folder).session.dataset.n_items == world.n_items
+    folder.with_name("p-bar").mkdir()
+    with pytest.raises(BachError, match=rf"2 runs begin with p-b: {folder.name}, p-bar; give more of the name"):
+        Explorer.of_runs("p-b")
+
+
 def test_an_answer_takes_less_than_a_tenth_of_a_second_with_20_000_items(world):
     """From a moved slider to the refilled figure, as the status line says it."""
     retriever = Retriever(build("p-bach", world, 8, d=64), "exact")
@@ -220,7 +284,7 @@ def test_bench_show():
 
 def test_the_sphere_follows_its_sliders():
     box = sphere_explorer(HEADS)
-    kernel, controls, figure = box.children
+    kernel, controls, figure, theme = box.children
     kappa, weight = controls.children[0].children[0], controls.children[1].children[1]
     before = np.array(figure.data[0].surfacecolor)
     kappa.value = 200.0
@@ -230,3 +294,5 @@ def test_the_sphere_follows_its_sliders():
     assert figure.data[2].text[1] == "u1: π = 0.20, κ = 200.0" and figure.data[3].text[1].startswith("u2: π = 0.60")
     kernel.value = "von-mises-fisher"
     assert not np.allclose(after, np.array(figure.data[0].surfacecolor))
+    theme.dark = True
+    assert figure.data[0].colorscale[0][1] == style.DARK[style.BALL]

@@ -12,7 +12,7 @@ from bachlib import BachError
 from bachlib.evaluate import diagnostics, meaning
 from bachlib.evaluate.meaning import Genres
 from bachlib.model.methods import build
-from bachlib.show import layout as layouts
+from bachlib.show import maps as layouts
 from bachlib.show import plots
 from bachlib.show.plots import style
 
@@ -128,6 +128,35 @@ def test_neighbours_are_items():
         assert set(near[row, 1:]) == set(np.argsort(-cosine[row])[:4])
 
 
+def islands(seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Six kinds, each with a large and a small island, scattered over the plane; some items far from both."""
+    rng = np.random.default_rng(seed)
+    places = rng.permutation(np.array([(x, y) for x in range(4) for y in range(3)])) * 10.0
+    xy = [place + rng.normal(size=(n, 2)) for place, n in zip(places, [120] * 6 + [60] * 6, strict=True)]
+    kind = np.repeat([*range(6), *range(6)], [120] * 6 + [60] * 6)
+    return np.concatenate([*xy, rng.uniform(0, 30, (60, 2))]), np.concatenate([kind, rng.integers(0, 6, 60)])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_word_stands_on_the_densest_island_of_its_kind(seed):
+    xy, kind = islands(seed)
+    words = layouts.regions(xy, kind, list("abcdef"))
+    assert set(words) == set("abcdef")
+    for g, name in enumerate("abcdef"):
+        large = xy[120 * g : 120 * g + 120]
+        assert np.linalg.norm(words[name] - large.mean(0)) < 3, "inside the larger island, not between the two"
+        near = np.argsort(np.linalg.norm(xy - words[name], axis=1))[:10]
+        assert (kind[near] == g).mean() > 0.8
+
+
+def test_words_of_one_island_do_not_cover_each_other():
+    rng = np.random.default_rng(0)
+    words = layouts.regions(rng.normal(size=(400, 2)), np.arange(400) % 2, ["one long word", "another word"])
+    apart = np.abs(words["one long word"] - words["another word"])
+    assert (apart / np.array([8 * 12, 20]) * 520 / 6 > 0.9).any(), "at least a line or a word apart"
+    assert layouts.regions(rng.normal(size=(30, 2)), np.full(30, -1), ["x"]) == {}
+
+
 def test_too_little_for_a_map():
     with pytest.raises(BachError, match="at least 5 items"):
         layouts.layout(np.eye(4), np.eye(4))
@@ -189,7 +218,7 @@ def test_the_map():
     assert [star.marker.color for star in stars] == [plots.colour(r) for r in range(3)]
     sizes = [star.marker.size for star in stars]
     assert sizes == sorted(sizes, reverse=True)  # as π
-    assert figure.layout.annotations[0].text == "here"
+    assert figure.layout.annotations[0].text == "<b>here</b>"
     bare = plots.map_of_items(
         np.eye(6)[:, :2], np.zeros(6, int), list("abcdef"), np.eye(2), ["x", "y"], None, numbers=[4, 7]
     )
@@ -279,6 +308,16 @@ def lab(colour: str, seen: np.ndarray) -> np.ndarray:
     xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ linear
     x, y, z = np.cbrt(np.maximum(xyz / [0.9505, 1, 1.089], 1e-4))
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def test_no_colour_is_nearly_black_or_white():
+    """ΔE to the ink and to the paper, for everybody: a head is taken neither for text nor for nothing."""
+    for theme, least in ((lambda c: c, 25), (lambda c: style.DARK.get(c, c), 15)):
+        for colour in plots.COLOURS:
+            for seen in SEEN.values():
+                for other in (style.INK, style.PAPER):
+                    apart = np.linalg.norm(lab(theme(colour), seen) - lab(theme(other), seen))
+                    assert apart > least, f"{colour} is nearly {other}"
 
 
 def test_colours_are_told_apart_by_everybody():

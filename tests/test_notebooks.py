@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import re
+import subprocess
 from pathlib import Path
 
 import jupytext
@@ -14,7 +15,7 @@ from bachlib import BachError
 from bachlib.experiment.notebooks import run
 from bachlib.experiment.settings import experiment_of, notebook_names, read_experiment
 from bachlib.experiment.sync import all_executed, same_cells
-from bachlib.show.figures import pictures, summary
+from bachlib.show.pictures import pictures, summary, without_twin
 
 FORMULAS = {"01_sphere", "02_elbo", "03_data"}  # nothing is trained there
 PERFECT = {"effective interests", "R@50 one vector", "R@50 heads, maximum", "R@50 mixture"}  # nor for these of 00_tour
@@ -26,6 +27,14 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 @pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
 def notebook(request):
     return request.param, nbformat.read(request.param, as_version=4)
+
+
+def test_make_lab_opens_the_first_notebook_at_the_projects_root():
+    """At the root, so that links from a notebook to LOG.md and to reports work."""
+    told = subprocess.run(["make", "-n", "lab"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "--ServerApp.root_dir=. " in told
+    (first,) = re.findall(r"default_url=/lab/tree/(\S+)", told)
+    assert (ROOT / first).exists()
 
 
 def test_every_notebook_is_a_pair():
@@ -52,6 +61,12 @@ def test_small_and_without_traces(notebook):
     assert "widgets" not in committed.metadata and "papermill" not in committed.metadata
     assert committed.metadata.kernelspec.name == "python3"
     assert not re.search(r"/(?:home|Users|root|work|tmp)/\w+", text), f"{path.name} holds a path of a machine"
+
+
+def test_every_figure_has_a_static_twin(notebook):
+    """GitHub and mail programs do not draw plotly figures; they show the picture beside it."""
+    path, committed = notebook
+    assert not without_twin(committed), f"{path.name} has figures without a static twin: make sync where Chrome is"
 
 
 def test_form(notebook):

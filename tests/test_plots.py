@@ -196,10 +196,10 @@ def test_calibration_and_traps():
     bins = pd.DataFrame({"predicted": [0.1, 0.6], "realised": [0.2, 0.5], "se": [0.01, np.nan], "n": [90, 1]})
     figure = plots.calibration_curves({"heads": bins, "genres": bins}, {"heads": 0.1, "genres": 0.02}, "share")
     assert "at most 0.100" in figure.layout.title.text and len(figure.data) == 4
-    assert [a.text for a in figure.layout.annotations] == ["heads: 0.100", "genres: 0.020"]
+    assert [a.text for a in figure.layout.annotations] == ["heads: 0.100", "genres:<br>0.020"]
     rows = [["a", "x", 0.1, 0.2], ["a", "y", 0.1, 0.05], ["b", "x", 0.1, 0.9], ["b", "y", 0.1, 0.1]]
     figure = plots.trap_changes(pd.DataFrame(rows, columns=["method", "trap", "right", "wrong"]))
-    assert figure.layout.title.text == "The largest lie: x" and list(figure.data[0].text) == ["-50%", "+100%"]
+    assert figure.layout.title.text == "The largest error: x" and list(figure.data[0].text) == ["-50%", "+100%"]
     assert figure.data[1].text[1] == "× 9" and figure.data[0].x[1] == 1
 
 

@@ -1,4 +1,4 @@
-"""The committed notebooks: each .ipynb in line with its .py, and executed."""
+"""The committed notebooks: each .ipynb in line with its .py, executed, and with a static twin of every figure."""
 
 from __future__ import annotations
 
@@ -8,32 +8,43 @@ from pathlib import Path
 import jupytext
 import nbformat
 
+from bachlib import BachError
 from bachlib.experiment.notebooks import environment, execute
 from bachlib.experiment.settings import notebook_folder, notebook_names
 from bachlib.files import write_text
+from bachlib.show.pictures import add_twins, without_twin
 
 
 def sync(force: bool = False, only: list[str] | None = None) -> list[str]:
-    """Bring every .ipynb in line with its .py and execute those that changed, or all; returns which those were.
+    """Bring every .ipynb in line with its .py and execute those that changed, or all; returns which were executed.
 
-    They run in an outputs folder that is empty at the start, so that what is committed is what a newcomer sees.
+    They run in an outputs folder that is empty at the start, so that what is committed is what a newcomer sees. Every
+    figure gets a static twin, also in a notebook that did not change.
     """
     executed = []
     with tempfile.TemporaryDirectory() as empty:
         for name in only or notebook_names():
             target = notebook_folder() / f"{name}.ipynb"
-            fresh = jupytext.read(target.with_suffix(".py"))
+            made = jupytext.read(target.with_suffix(".py"))
             old = nbformat.read(target, as_version=4) if target.exists() else None
-            if not force and old is not None and same_cells(fresh, old) and all_executed(old):
+            if force or old is None or not same_cells(made, old) or not all_executed(old):
+                for number, cell in enumerate(made.cells):
+                    cell["id"] = f"{name}-{number}"  # stable, so that a re-execution changes only what changed
+                scratch = Path(empty) / f"{name}.ipynb"
+                nbformat.write(made, scratch)
+                with environment(BACH_OUTPUT_DIR=empty):
+                    execute(scratch, scratch, {})
+                made = _without_traces(nbformat.read(scratch, as_version=4))
+                executed.append(name)
+            elif not without_twin(old):
                 continue
-            for number, cell in enumerate(fresh.cells):
-                cell["id"] = f"{name}-{number}"  # stable, so that a re-execution changes only what changed
-            scratch = Path(empty) / f"{name}.ipynb"
-            nbformat.write(fresh, scratch)
-            with environment(BACH_OUTPUT_DIR=empty):
-                execute(scratch, scratch, {})
-            write_text(target, nbformat.writes(_without_traces(nbformat.read(scratch, as_version=4))) + "\n")
-            executed.append(name)
+            else:
+                made = old
+            try:
+                add_twins(made, old)
+            except BachError as error:
+                print(f"{name}: {len(without_twin(made))} figures have no static picture, since {error}")
+            write_text(target, nbformat.writes(made) + "\n")
     return executed
 
 

@@ -8,11 +8,14 @@ from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
+from scipy.ndimage import gaussian_filter
 
 from bachlib import BachError
 from bachlib.files import output_dir, whole_folder
 
 SETTINGS = {"n_neighbors": 15, "min_dist": 0.25, "metric": "cosine"}
+CELLS = 64  # of a grid over the map, on each side
+MAP_PIXELS, LETTER, LINE = 520, 8, 20  # how large a map and its words are drawn, about
 
 
 def layout(
@@ -39,10 +42,34 @@ def layout(
 def regions(
     xy: Float[np.ndarray, "n 2"], kind: Int[np.ndarray, " n"], names: Sequence[str], most: int = 16, least: int = 20
 ) -> dict[str, Float[np.ndarray, " 2"]]:
-    """Words for a map: the kinds with the most items, each above the middle of its own."""
+    """Words for a map: the kinds with the most items, each where its items are dense and have few others among them.
+
+    A word that would cover another one moves to the next best place of its kind.
+    """
     count = np.bincount(kind[kind >= 0], minlength=len(names))
     shown = [g for g in np.argsort(-count, kind="stable")[:most] if count[g] >= least]
-    return {names[g]: np.array([np.median(xy[kind == g, 0]), np.quantile(xy[kind == g, 1], 0.93)]) for g in shown}
+    low, high = xy.min(0), xy.max(0)
+    edges = [np.linspace(low[a], max(high[a], low[a] + 1e-6), CELLS + 1) for a in (0, 1)]
+    x, y = np.meshgrid(*((edge[1:] + edge[:-1]) / 2 for edge in edges), indexing="ij")
+    everything, taken, placed = _smooth(xy, edges), [], {}
+    pixel = (high - low).max() / MAP_PIXELS
+    for g in shown:
+        own = _smooth(xy[kind == g], edges)
+        score = own**2 / np.maximum(everything, 1e-12)  # density × share among all items there
+        wide = LETTER * len(names[g]) * pixel
+        covers = np.zeros_like(own, bool)
+        for left, bottom, width in taken:
+            covers |= (np.abs(x - left) < (wide + width) / 2) & (np.abs(y - bottom) < LINE * pixel)
+        free = np.where(covers | (score < 0.3 * score.max()), 0, score)
+        best = np.argmax(free if free.any() else score)
+        taken.append((x.flat[best], y.flat[best], wide))
+        placed[names[g]] = np.array(taken[-1][:2])
+    return placed
+
+
+def _smooth(xy: np.ndarray, edges: list[np.ndarray]) -> np.ndarray:
+    """How dense these items are in the cells of a grid."""
+    return gaussian_filter(np.histogram2d(xy[:, 0], xy[:, 1], edges)[0], 1.5)
 
 
 def _umap(items: np.ndarray, heads: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:

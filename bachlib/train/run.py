@@ -135,12 +135,17 @@ def name_of_run(config: dict[str, Any], data: dict[str, Any], train: dict[str, A
 
 
 def find_run(name: str | Path) -> Path:
-    """The folder of a run: a path, or the name of a folder in outputs/runs."""
+    """The folder of a run: a path, the name of a folder in outputs/runs, or the beginning of one name there."""
     runs = output_dir("runs")
     for folder in (Path(name), runs / name):
         if folder.is_dir():
             return folder
     there = sorted(path.name for path in runs.glob("*") if path.is_dir() and not path.name.startswith("."))
+    fitting = [run for run in there if run.startswith(str(name).rstrip("…"))]
+    if len(fitting) == 1:
+        return runs / fitting[0]
+    if fitting:
+        raise BachError(f"{len(fitting)} runs begin with {name}: {', '.join(fitting)}; give more of the name")
     raise BachError(f"there is no run {name}; in {runs} there are {', '.join(there) or 'none'}")
 
 

@@ -2,13 +2,14 @@
 
     Explorer({"p-bach": run, "v-bach": other_run}, dataset)
 
-A JupyterLab application of ipywidgets around `serve.session.Session`, which does the work, and the figure
-`plots.slate_by_head`. `picture()` is the static twin of what is shown.
+A JupyterLab application of ipywidgets around `Session`, which does the work, and the figure `plots.slate_by_head`.
+`picture()` is the static twin of what is shown. It fits a laptop's screen of 1366 × 768 pixels and follows the theme
+of JupyterLab; `plots.use("dark")` makes it dark anywhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from html import escape
 from itertools import zip_longest
@@ -21,46 +22,45 @@ import plotly.graph_objects as go
 
 from bachlib import BachError
 from bachlib.data import Dataset
-from bachlib.model.twotower import TwoTower
-from bachlib.serve import Retriever
-from bachlib.show.explorer.controls import TIGHT, Row, why_html
-from bachlib.show.explorer.session import Session
-from bachlib.show.plots.profiles import slate_by_head
+from bachlib.show.explorer.session import Models, Session
+from bachlib.show.explorer.widgets import FIXED, TIGHT, Row, Search, Theme, percentages, why_html
+from bachlib.show.plots.heads import slate_by_head
 from bachlib.show.plots.style import themed
-from bachlib.train.run import Run, data_of
+from bachlib.train.run import Run, data_of, find_run
 
 
 class Explorer(w.VBox):
     """`models`: what can be switched between, BACH models of one data set; `most_heads`: sliders at a time."""
 
-    def __init__(
-        self,
-        models: Mapping[str, Run | TwoTower | Retriever],
-        dataset: Dataset,
-        user: int = 0,
-        K: int = 15,
-        most_heads: int = 8,
-    ):
+    def __init__(self, models: Models, dataset: Dataset, user: int = 0, K: int = 15, most_heads: int = 8):
         self.session, self.most_heads = Session(models, dataset, K), most_heads
         self.answered_ms, self._still = 0.0, 0
         self._make_controls()
-        self.figure = go.FigureWidget(layout=themed(slate_by_head(np.ones((1, 1)), np.ones(1), [""], [""])).layout)
-        self.figure.update_layout(width=610, showlegend=False)  # the heads are listed beside it
-        rows = w.VBox([row.box for row in self.rows])
-        left = w.VBox([rows, self.others, self.back, self.status, self.asked, self.because], layout={"width": "475px"})
-        people, catalogue = w.VBox([self.search, self.users]), w.VBox([self.typed, self.found])
-        super().__init__(
-            [w.HBox([self.method, people, catalogue]), self.history, w.HBox([left, self.figure])],
-        )
+        self.figure = go.FigureWidget(layout=slate_by_head(np.ones((1, 1)), np.ones(1), [""], [""]).layout)
+        self.figure.update_layout(width=398, showlegend=False, margin={"l": 20, "r": 8, "t": 34, "b": 40})
+        self.figure.update_layout(title={"font": {"size": 14}, "pad": {"b": 8}}, yaxis_tickfont_size=12)
+        self.figure.update_xaxes(title_font_size=12, tickfont_size=12)
+        who = [self.method, self.search, self.no_user, self.users, self.typed, self.no_item, self.found]
+        heads = [*(row.box for row in self.rows), self.others, self.back, self.status]
+        columns = [
+            w.VBox(children, layout=FIXED | {"width": width})
+            for children, width in (
+                ([*who, self.history, self.clear], "292px"), (heads, "392px"),
+                ([self.figure, self.asked, self.because], "400px"),
+            )
+        ]  # fmt: skip
+        super().__init__([w.HBox(columns, layout=FIXED | {"grid_gap": "6px"}), self.theme])
         self._look_for_users()
+        self._look_for_items()
         self._be(user)
 
     @classmethod
     def of_runs(cls, *folders: str | Path, data: str | Path | None = None, **how) -> Explorer:
-        """The runs of some folders, as `bach train` leaves them; all of one data set."""
+        """Runs that `bach train` has left, all of one data set: paths, or names in outputs/runs or their beginnings."""
         if not folders:
-            raise BachError("give at least one run folder, e.g. outputs/runs/p-bach-movielens-1m-…")
-        dataset = data_of(Path(folders[0]), Path(data) if data else None)
+            raise BachError("give at least one run folder, e.g. p-bach-movielens-1m-…")
+        folders = [find_run(folder) for folder in folders]
+        dataset = data_of(folders[0], Path(data) if data else None)
         runs = [Run.load(folder, dataset) for folder in folders]
         names = [run.about["identity"]["model"]["method"] for run in runs]
         twice = len(set(names)) < len(names)
@@ -75,22 +75,24 @@ class Explorer(w.VBox):
     # ------------------------------------------------------------------------------------------------------- controls
 
     def _make_controls(self) -> None:
-        column, word = {"width": "440px"}, {"description_width": "70px"}
-        self.method = w.ToggleButtons(options=list(self.session.retrievers), layout={"width": "170px"})
-        self.search = w.Text(placeholder="a number, or what they like", description="find user", style=word)
-        self.users = w.Select(rows=3, layout=column)
-        self.typed = w.Text(placeholder="a word of a title", description="add item", style=word)
-        self.found = w.Select(rows=3, layout=column)
+        wide = {"width": "286px"}
+        self.theme = Theme()
+        self.method = w.ToggleButtons(options=list(self.session.retrievers), style={"button_width": "auto"})
+        self.method.layout = FIXED
+        self.search = Search(placeholder="number, genre or title", description="find user", layout=wide)
+        self.users = w.Select(rows=8, layout=wide)
+        self.typed = Search(placeholder="title; Enter adds it", description="add item", layout=wide)
+        self.found = w.Select(rows=5, layout=wide)
+        self.no_user, self.no_item = w.HTML(), w.HTML()
         self.history = w.TagsInput(
-            allow_duplicates=False,
-            layout={"width": "98%", "max_height": "66px", "overflow": "auto"},
-            placeholder="history",
+            allow_duplicates=False, layout=wide | {"max_height": "160px", "overflow": "auto"}, placeholder="history"
         )
+        self.clear = w.Button(description="clear history", icon="trash")
         self.rows = [Row.make(lambda _change: self._still or self._steer()) for _ in range(self.most_heads)]
         self.others = w.HTML()
         self.back = w.Button(description="back to π_u", icon="undo")
         self.status = w.HTML()
-        self.asked = w.Dropdown(description="why this?", layout=column, style=word)
+        self.asked = w.Dropdown(description="why this?", layout={"width": "396px"}, style={"description_width": "64px"})
         self.because = w.HTML()
         for control, do in (
             (self.method, self._choose), (self.search, self._look_for_users), (self.users, self._be),
@@ -99,6 +101,9 @@ class Explorer(w.VBox):
         ):  # fmt: skip
             control.observe(lambda _change, do=do: self._still or do(), names="value")
         self.back.on_click(lambda _button: self._show_heads())
+        self.clear.on_click(lambda _button: self._take([]))
+        self.typed.observe(lambda _change: self._add_typed(), names="entered")
+        self.theme.observe(lambda _change: self._steer(), names="dark")
 
     @contextmanager
     def _quiet(self) -> Iterator[None]:
@@ -114,6 +119,7 @@ class Explorer(w.VBox):
         with self._quiet():
             self.users.options = [(self.session.about_user(int(u)), int(u)) for u in found]
             self.users.value = None
+        self.no_user.value = "" if found else f"<small>no user fits “{escape(self.search.value)}”</small>"
         if found and self.search.value:
             self.users.value = int(found[0])
 
@@ -125,14 +131,24 @@ class Explorer(w.VBox):
             self._show_history()
 
     def _look_for_items(self) -> None:
+        typed = self.typed.value.strip()
         with self._quiet():
-            self.found.options = [(self.session.title(i), i) for i in self.session.find_items(self.typed.value)]
+            self.found.options = [(self.session.title(i), i) for i in self.session.find_items(typed)]
             self.found.value = None
+        self.no_item.value = "" if self.found.options else f"<small>no item fits “{escape(typed)}”</small>"
 
-    def _add(self) -> None:
-        if (item := self.found.value) is not None:
+    def _add(self, item: int | None = None) -> None:
+        item = self.found.value if item is None else item
+        if item is not None:
             self._forget(self.found)
             self._take([i for i in self.session.history.tolist() if i != item] + [item])
+
+    def _add_typed(self) -> None:
+        """Enter: the item that fits best."""
+        typed = self.typed.value.strip()
+        if typed and (best := self.session.find_items(typed, 1)):
+            self.typed.value = ""
+            self._add(best[0])
 
     def _forget(self, chosen: w.Select) -> None:
         """So that the same choice can be made again."""
@@ -166,7 +182,7 @@ class Explorer(w.VBox):
             unknown += [tag] if not found else []
         self._take(numbers)
         if unknown:
-            self.status.value = f"<b>There is no item like “{escape(unknown[0])}”.</b>"
+            self.status.value = f"<b>no item fits “{escape(unknown[0])}”</b>"
 
     def _choose(self) -> None:
         self.session.choose(self.method.value)
@@ -203,11 +219,16 @@ class Explorer(w.VBox):
         try:
             pi = self.pi
         except BachError:
-            self.status.value = "<b>No head has any weight: there is nothing to serve by.</b>"
+            self.status.value = "<b>All heads have weight 0: no slate can be served.</b>"
+            for row in self.rows:
+                row.say(0)
             return
         self.slate, self.steered = self.session.slate(pi), pi
-        self._draw(themed(self.picture()))
+        self._draw(themed(self.picture(), self.theme.dark))
+        *percent, rest = percentages([*pi[self.shown], 1 - pi[self.shown].sum()])
         with self._quiet():
+            for row, r, part in zip(self.rows, self.shown, percent, strict=False):
+                row.paint(int(r), self.session.heads, part, self.theme.dark)
             chosen, items = self.asked.value, self.slate.items[0].tolist()
             self.asked.options = [(f"{n}. {self.session.title(i)}", i) for n, i in enumerate(items, 1)]
             self.asked.value = chosen if chosen in items else items[0]
@@ -215,10 +236,10 @@ class Explorer(w.VBox):
         self.answered_ms = 1000 * (perf_counter() - start)
         moved = np.abs(pi - self.session.heads.pi).sum() / 2
         hidden = len(pi) - len(self.shown)
-        kept = f"{hidden} other heads have {1 - pi[self.shown].sum():.0%} of π together"
+        kept = f"{hidden} other heads have {rest}% of π together"
         self.others.value = f"<small>{kept}</small>" if hidden else ""
         proved = "proved: exactly the best of all items" if self.slate.certified[0] else "not proved"
-        who = "a history of your own" if self.session.user is None else f"user {self.session.user} · ★ liked later"
+        who = "a typed history" if self.session.user is None else f"user {self.session.user} · ★ liked later"
         self.status.value = (
             f'<div style="{TIGHT}"><small>{who}<br>{moved:.0%} of π<sub>u</sub> moved · {proved}<br>'
             f"answered in {self.answered_ms:.0f} ms</small></div>"
@@ -236,7 +257,11 @@ class Explorer(w.VBox):
                 for old, new in zip(self.figure.data, drawn.data, strict=True):
                     kept = {key: new[key] for key in ("x", "y", "customdata", "text", "name", "hovertemplate")}
                     old.update(kept, marker_color=new.marker.color)
-            self.figure.layout.title.text, self.figure.layout.height = drawn.layout.title.text, drawn.layout.height
+            paper = drawn.layout.template.layout.paper_bgcolor
+            if self.figure.layout.template.layout.paper_bgcolor != paper:  # light ↔ dark; a template is slow to set
+                self.figure.layout.template = drawn.layout.template
+            self.figure.layout.title.text = drawn.layout.title.text
+            self.figure.layout.height = 84 + 22 * len(drawn.layout.yaxis.tickvals)
             self.figure.layout.yaxis.update(tickvals=drawn.layout.yaxis.tickvals, ticktext=drawn.layout.yaxis.ticktext)
 
     def _clicked(self, _trace, points, _state) -> None:
@@ -254,9 +279,9 @@ class Explorer(w.VBox):
         names = [self.session.heads.names[r] for r in self.shown]
         relative = np.exp(slate.scores[0] - slate.scores[0, 0])
         titles = [self.session.title(i) for i in items]
-        return slate_by_head(slate.head_share[0][:, self.shown], relative, titles, names, self.shown, marks)
+        return slate_by_head(slate.head_share[0][:, self.shown], relative, titles, names, self.shown, marks, longest=26)
 
     # ------------------------------------------------------------------------------------------------------------ why
 
     def _why(self) -> None:
-        self.because.value = why_html(self.session, self.session.why(self.asked.value, self.steered))
+        self.because.value = why_html(self.session, self.session.why(self.asked.value, self.steered), self.theme.dark)

@@ -25,6 +25,8 @@ from bachlib.serve.slate import Slate
 from bachlib.serve.steering import normalised
 from bachlib.train.run import Run
 
+Models = Mapping[str, Run | TwoTower | Retriever]
+
 
 class Heads(NamedTuple):
     """What a model makes of a history."""
@@ -42,7 +44,7 @@ class Heads(NamedTuple):
 class Session:
     """`choose` a method, `be` a user or `read` a history; then `heads`, `slate` and `why` are about that."""
 
-    def __init__(self, models: Mapping[str, Run | TwoTower | Retriever], dataset: Dataset, K: int = 15):
+    def __init__(self, models: Models, dataset: Dataset, K: int = 15):
         if not models:
             raise BachError("give at least one model: {'p-bach': run, …}")
         self.dataset, self.K = dataset, K
@@ -51,7 +53,7 @@ class Session:
         }
         for name, one in self.retrievers.items():
             if one.rule == "max over heads":
-                raise BachError(f"{name} weighs no heads: there is no π to look at or to move; give a BACH model")
+                raise BachError(f"{name} has no π to show or to move; give a BACH model")
             if one.model.n_items != dataset.n_items:
                 raise BachError(
                     f"{name} was trained on {one.model.n_items:,} items, the data set has {dataset.n_items:,}: "
@@ -83,22 +85,22 @@ class Session:
         self.history, self._heads = self.had, None
 
     def read(self, history: Sequence[int]) -> None:
-        """Another history, oldest first. It is nobody's, but what the user had whom it was made from stays left out."""
+        """Another history, oldest first. It belongs to no user; items of the user it was made from stay excluded."""
         if list(history) == self.history.tolist():
             return
         if wrong := [i for i in history if not 0 <= i < self.dataset.n_items]:
             raise BachError(f"there is no item {wrong[0]}; items are 0 … {self.dataset.n_items - 1}")
         if isinstance(self.retriever.model.gate, PiTable):
-            raise BachError(f"{self.method} has a π for each user of the data set: a typed history is nobody's")
+            raise BachError(f"{self.method} has a π for each user of the data set, and none for a typed history")
         self.user, self._heads = None, None
         self.history = np.asarray(history, np.int64)
         if not len(self.history):
             self.had, self.later = self.history, set()  # from nothing
 
     def find_items(self, text: str, most: int = 12) -> list[int]:
-        """Items whose title or number fits, the most popular first."""
+        """Items whose title or number fits, the most popular first; without a text the most popular of all."""
         text = text.strip().lower()
-        found = np.flatnonzero(self._searched.str.contains(text, regex=False)) if text else np.empty(0, int)
+        found = np.flatnonzero(self._searched.str.contains(text, regex=False))
         if text.isdecimal() and int(text) < self.dataset.n_items:
             found = np.unique(np.append(found, int(text)))
         exact = (self._searched.to_numpy()[found] == text) | (found.astype(str) == text)
@@ -127,7 +129,7 @@ class Session:
         if self.genres.names and len(own):
             share = self.genres.member[own].mean(0)
             tells = share * np.log(np.maximum(share, 1e-12) / np.maximum(self.genres.likes, 1e-12))
-            told += " · " + ", ".join(self.genres.names[g] for g in np.argsort(-tells)[:3])
+            told += " · " + ", ".join(self.genres.names[g] for g in np.argsort(-tells)[:2])
         return told
 
     def title(self, item: int) -> str:
@@ -167,7 +169,7 @@ class Session:
         served = self.retriever.catalogue.numbers
         K = min(self.K, len(served) - int(np.isin(left_out, served).sum()))
         if not K:
-            raise BachError("this history holds all there is: nothing is left to show")
+            raise BachError("this history holds every item: none is left to show")
         return self.retriever.retrieve([self.history], K, pi=pi, exclude=left_out, user=self.user)
 
     def why(self, item: int, pi: Float[np.ndarray, " k"] | None = None) -> Why:

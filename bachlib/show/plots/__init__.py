@@ -4,101 +4,25 @@ One colour per head or interest everywhere (`COLOURS`, colour-blind safe). Title
 all of them for a dark page.
 """
 
+# ruff: noqa: F401, I001 (an import here is a public name; a line per name would be a page)
+# fmt: off
 from bachlib.show.plots.data import bars, funnel, long_tail, proportions, sequence_lengths, spectrum, timeline, windows
-from bachlib.show.plots.elbo import elbo_waterfall, gamma_on_great_circle, gap_against_kappa, gradient_shares
 from bachlib.show.plots.evaluate import (
-    calibration_curves,
-    gain_by_depth,
-    paper_and_ours,
-    recall_curves,
-    trap_changes,
-    wins_and_losses,
+    calibration_curves, gain_by_depth, paper_and_ours, recall_curves, trap_changes, wins_and_losses,
 )
-from bachlib.show.plots.heads import head_lift, kappa_and_tightness, map_of_items, recovered_interests
-from bachlib.show.plots.profiles import history_strip, pi_admixture, pi_before_after, pi_ternary, slate_by_head
+from bachlib.show.plots.heads import (
+    head_lift, history_strip, kappa_and_tightness, map_of_items, pi_admixture, pi_before_after, pi_ternary,
+    recovered_interests, slate_by_head,
+)
 from bachlib.show.plots.serve import (
-    adversary,
-    cold_start_curve,
-    pareto,
-    pi_slopes,
-    recall_and_cost,
-    rows_looked_at,
-    slate_slopes,
+    adversary, cold_start_curve, pareto, pi_slopes, recall_and_cost, rows_looked_at, slate_slopes,
 )
 from bachlib.show.plots.sphere import (
-    cosine_of_samples,
-    kernels_against_cosine,
-    kernels_matched,
-    log_normalizers,
-    mixture_on_sphere,
-    sphere,
+    cosine_of_samples, kernels_against_cosine, kernels_matched, log_normalizers, mixture_on_sphere, sphere,
 )
 from bachlib.show.plots.style import COLOURS, colour, dark, use
 from bachlib.show.plots.sweep import by_axis, kappa_bounds, parallel_coordinates, training
 from bachlib.show.plots.train import (
-    collapse_race,
-    elbo_terms,
-    gradient_heads,
-    head_usage,
-    heads_and_interests,
-    kappa_trajectories,
-    pi_recovered,
+    collapse_race, elbo_terms, elbo_waterfall, gamma_on_great_circle, gap_against_kappa, gradient_heads,
+    gradient_shares, head_usage, heads_and_interests, kappa_trajectories, pi_recovered,
 )
-
-__all__ = [
-    "COLOURS",
-    "adversary",
-    "bars",
-    "by_axis",
-    "calibration_curves",
-    "cold_start_curve",
-    "collapse_race",
-    "colour",
-    "cosine_of_samples",
-    "dark",
-    "elbo_terms",
-    "elbo_waterfall",
-    "funnel",
-    "gain_by_depth",
-    "gamma_on_great_circle",
-    "gap_against_kappa",
-    "gradient_heads",
-    "gradient_shares",
-    "head_lift",
-    "head_usage",
-    "heads_and_interests",
-    "history_strip",
-    "kappa_and_tightness",
-    "kappa_bounds",
-    "kappa_trajectories",
-    "kernels_against_cosine",
-    "kernels_matched",
-    "log_normalizers",
-    "long_tail",
-    "map_of_items",
-    "mixture_on_sphere",
-    "paper_and_ours",
-    "parallel_coordinates",
-    "pareto",
-    "pi_admixture",
-    "pi_before_after",
-    "pi_recovered",
-    "pi_slopes",
-    "pi_ternary",
-    "proportions",
-    "recall_and_cost",
-    "recall_curves",
-    "recovered_interests",
-    "rows_looked_at",
-    "sequence_lengths",
-    "slate_by_head",
-    "slate_slopes",
-    "spectrum",
-    "sphere",
-    "timeline",
-    "training",
-    "trap_changes",
-    "use",
-    "windows",
-    "wins_and_losses",
-]

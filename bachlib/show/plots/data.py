@@ -24,8 +24,7 @@ def funnel(steps: list[dict[str, Any]]) -> go.Figure:
             textposition=["inside" if i else "outside" for i in inside], insidetextanchor="end",
         )
     )  # fmt: skip
-    figure.update_yaxes(autorange="reversed")
-    figure.update_xaxes(title="rows (events) left", range=[0, rows[0] * 1.02])
+    figure.update_yaxes(autorange="reversed").update_xaxes(title="rows (events) left", range=[0, rows[0] * 1.02])
     title = f"Of {rows[0]:,} events {rows[-1]:,} ({rows[-1] / rows[0]:.0%}) reach the model"
     return figure.update_layout(title=title, height=110 + 42 * len(steps))
 
@@ -48,14 +47,10 @@ def sequence_lengths(lengths: np.ndarray, min_items: int) -> go.Figure:
     """How long the sequences are, with the threshold of the k-core."""
     lengths = np.asarray(lengths)
     figure = go.Figure(go.Histogram(x=lengths, nbinsx=60, marker_color=COLOURS[0]))
-    figure.add_vline(
-        x=min_items, line_color=COLOURS[5], annotation_text=f"min_items = {min_items}", annotation_yshift=18
-    )
-    figure.add_vline(
-        x=float(np.median(lengths)), line_dash="dot", line_color=INK, annotation_text=f"median {np.median(lengths):.0f}"
-    )
-    figure.update_xaxes(title="liked items of a user, L")
-    figure.update_yaxes(title="users")
+    median, least = float(np.median(lengths)), f"min_items = {min_items}"
+    figure.add_vline(x=min_items, line_color=COLOURS[5], annotation_text=least, annotation_yshift=18)
+    figure.add_vline(x=median, line_dash="dot", line_color=INK, annotation_text=f"median {median:.0f}")
+    figure.update_xaxes(title="liked items of a user, L").update_yaxes(title="users")
     mean = (np.maximum(lengths - 79, 1)).mean()
     text = f"A user gives {mean:.0f} training windows on average"
     return figure.update_layout(title={"text": text, "pad": {"b": 34}}, margin_t=88, bargap=0.02)
@@ -77,12 +72,12 @@ def timeline(u: int, sequence: np.ndarray, titles: np.ndarray, labels: np.ndarra
             hovertemplate="%{text}<extra>item %{x}</extra>",
         )  # fmt: skip
     end = len(sequence)
-    for start, stop, name, fill in (
-        (end - N_VALID - N_TEST, end - N_TEST, "valid", COLOURS[1]),
-        (end - N_TEST, end, "test", COLOURS[5]),
-    ):
-        figure.add_vrect(x0=start - 0.5, x1=stop - 0.5, fillcolor=fill, opacity=0.18, line_width=0)
-        figure.add_annotation(x=(start + stop - 1) / 2, y=1, yref="paper", yanchor="bottom", text=name, showarrow=False)
+    border = end - N_TEST - 0.5  # the two words meet there, on both sides
+    for x, name, fill, side in (
+        (border - N_VALID, "valid ", COLOURS[1], "right"), (border + N_TEST, " test", COLOURS[5], "left"),
+    ):  # fmt: skip
+        figure.add_vrect(x0=x, x1=border, fillcolor=fill, opacity=0.18, line_width=0)
+        figure.add_annotation(x=border, y=1, yref="paper", yanchor="bottom", xanchor=side, text=name, showarrow=False)
     figure.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=[names[r] for r in used])
     figure.update_xaxes(title="place in the sequence")
     stays = (row[1:] == row[:-1]).mean()
@@ -98,36 +93,18 @@ def windows(length: int, n_hist: int, n_next: int) -> go.Figure:
     n_hist = min(n_hist, prefix - n_next)  # a short sequence gives one window, padded on the left
     last = prefix - n_hist - n_next
     figure = go.Figure()
-    kinds = {
-        f"history, {n_hist}": (COLOURS[0], lambda s: (s, n_hist)),
-        f"one of the next {n_next} is the target": (COLOURS[2], lambda s: (s + n_hist, n_next)),
-    }
-    rows = {f"window {start + 1}": start for start in sorted({0, min(1, last), last})}
-    for name, (fill, place) in kinds.items():
-        spans = [place(s) for s in rows.values()]
-        figure.add_bar(
-            y=list(rows),
-            base=[s for s, _ in spans],
-            x=[n for _, n in spans],
-            orientation="h",
-            name=name,
-            marker_color=fill,
-        )
-    for name, base, n, fill in (
-        ("validation", prefix, N_VALID, COLOURS[1]),
-        ("test", prefix + N_VALID, N_TEST, COLOURS[5]),
+    starts = np.array(sorted({0, min(1, last), last}))
+    for name, base, n, fill, opacity in (
+        (f"history, {n_hist}", starts, n_hist, COLOURS[0], 1),
+        (f"one of the next {n_next} is the target", starts + n_hist, n_next, COLOURS[2], 1),
+        ("validation", np.full(len(starts), prefix), N_VALID, COLOURS[1], 0.5),
+        ("test", np.full(len(starts), prefix + N_VALID), N_TEST, COLOURS[5], 0.5),
     ):
         figure.add_bar(
-            y=list(rows),
-            base=[base] * len(rows),
-            x=[n] * len(rows),
-            orientation="h",
-            name=name,
-            marker_color=fill,
-            opacity=0.5,
-        )
-    figure.update_yaxes(autorange="reversed")
-    figure.update_xaxes(title="place in the sequence")
+            y=[f"window {start + 1}" for start in starts], base=base, x=[n] * len(starts), orientation="h", name=name,
+            marker_color=fill, opacity=opacity,
+        )  # fmt: skip
+    figure.update_yaxes(autorange="reversed").update_xaxes(title="place in the sequence")
     return figure.update_layout(
         title=f"{length} liked items give {last + 1} training windows; none touches the held-out 20",
         barmode="overlay", legend={"orientation": "h", "y": -0.45}, height=360,
@@ -138,8 +115,7 @@ def spectrum(singular_values: np.ndarray, density: float) -> go.Figure:
     """Singular values of the user–item matrix."""
     sigma = np.asarray(singular_values)
     figure = go.Figure(go.Scatter(x=np.arange(1, len(sigma) + 1), y=sigma, mode="lines+markers", line_color=COLOURS[0]))
-    figure.update_xaxes(title="factor")
-    figure.update_yaxes(title="singular value σ", rangemode="tozero")
+    figure.update_xaxes(title="factor").update_yaxes(title="singular value σ", rangemode="tozero")
     title = f"The first factor is popularity (σ₁ = {sigma[0] / sigma[1]:.1f} σ₂); {density:.1%} of the matrix is filled"
     return figure.update_layout(title=title)
 
@@ -150,8 +126,7 @@ def bars(values: dict[str, float], title: str, axis: str) -> go.Figure:
     fills = [COLOURS[2] if value == best else COLOURS[4] for value in values.values()]
     text = [f"{value:.3f}" for value in values.values()]
     figure = go.Figure(go.Bar(y=list(values), x=list(values.values()), orientation="h", text=text, marker_color=fills))
-    figure.update_yaxes(autorange="reversed")
-    figure.update_xaxes(title=axis, range=[0, best * 1.15])
+    figure.update_yaxes(autorange="reversed").update_xaxes(title=axis, range=[0, best * 1.15])
     return figure.update_layout(title=title, height=120 + 42 * len(values))
 
 
@@ -162,8 +137,7 @@ def proportions(pi: np.ndarray, names: list[str], title: str, users: list[int] |
     for r, name in enumerate(names):
         hover = f"{name} %{{x:.0%}}<extra></extra>"
         figure.add_bar(y=users, x=pi[:, r], orientation="h", name=name, marker_color=colour(r), hovertemplate=hover)
-    figure.update_yaxes(autorange="reversed")
-    figure.update_xaxes(title="π<sub>u</sub>", tickformat=".0%", range=[0, 1])
+    figure.update_yaxes(autorange="reversed").update_xaxes(title="π<sub>u</sub>", tickformat=".0%", range=[0, 1])
     height = 140 + max(40 + 34 * len(users), 20 * len(names))
     return figure.update_layout(
         barmode="stack", title=title, height=height, legend={"font_size": 12, "traceorder": "normal"}

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from bachlib.rank import metrics
-from bachlib.show.plots.style import COLOURS, GREY, INK, LIGHT
+from bachlib.show.plots.style import COLOURS, GREY, INK, LIGHT, side_by_side
 
 BETTER, WORSE = COLOURS[0], COLOURS[5]
 
@@ -37,11 +36,8 @@ def wins_and_losses(difference: pd.Series, ours: str, theirs: str, metric: str) 
         figure.add_scatter(
             x=share[part], y=ordered[part], fill="tozeroy", mode="lines", line={"color": colour, "width": 1}, name=name
         )
-    figure.add_hline(y=float(difference.mean()), line={"color": INK, "dash": "dash"})
-    figure.add_annotation(
-        x=1, xref="paper", y=float(difference.mean()), text=f"mean {difference.mean():+.4f}", showarrow=False,
-        yanchor="bottom", xanchor="right",
-    )  # fmt: skip
+    mean = float(difference.mean())
+    figure.add_hline(y=mean, line={"color": INK, "dash": "dash"}, annotation_text=f"mean {mean:+.4f}")
     low, high = np.quantile(ordered, [0.01, 0.99])
     figure.update_yaxes(title=f"difference in {metric}", range=[1.15 * min(low, -1e-9), 1.15 * max(high, 1e-9)])
     figure.update_xaxes(title="users, most improved first", tickformat=".0%")
@@ -74,8 +70,8 @@ def gain_by_depth(gains: pd.DataFrame, ours: str, theirs: str) -> go.Figure:
 
 def calibration_curves(curves: dict[str, pd.DataFrame], ece: dict[str, float], what: str) -> go.Figure:
     """Predicted share against what came true, in bins; on the diagonal is calibrated. Dots grow with the count."""
-    titles = [f"{name}: {ece[name]:.3f}" for name in curves]
-    figure = make_subplots(1, len(curves), subplot_titles=titles, shared_yaxes=True, horizontal_spacing=0.04)
+    text = f"Promised shares and what came true: calibration error at most {max(ece.values()):.3f}"
+    figure = side_by_side([f"{name}: {ece[name]:.3f}" for name in curves], text, f"predicted {what}")
     for column, (name, bins) in enumerate(curves.items(), 1):
         figure.add_scatter(
             x=[0, 1], y=[0, 1], mode="lines", line={"color": GREY, "dash": "dash"}, showlegend=False, row=1, col=column
@@ -88,12 +84,8 @@ def calibration_curves(curves: dict[str, pd.DataFrame], ece: dict[str, float], w
             hovertemplate="predicted %{x:.2f}<br>came true %{y:.2f}<br>n = %{customdata}<extra></extra>",
             row=1, col=column,
         )  # fmt: skip
-    figure.update_xaxes(title=f"predicted {what}", range=[0, 1], gridcolor=LIGHT)
-    figure.update_yaxes(range=[0, 1])
-    figure.update_yaxes(title="came true on held-out items", col=1)
-    text = f"Promised shares and what came true: calibration error at most {max(ece.values()):.3f}"
-    figure.update_layout(title={"text": text, "pad": {"b": 34}})
-    return figure.update_layout(margin_t=90)
+    figure.update_xaxes(range=[0, 1], gridcolor=LIGHT).update_yaxes(range=[0, 1])
+    return figure.update_yaxes(title="came true on held-out items", col=1)
 
 
 def trap_changes(changes: pd.DataFrame) -> go.Figure:
@@ -117,7 +109,7 @@ def trap_changes(changes: pd.DataFrame) -> go.Figure:
     figure.update_yaxes(automargin=True)
     worst = changes.assign(ratio=changes["wrong"] / changes["right"]).loc[lambda t: t["ratio"].idxmax(), "trap"]
     return figure.update_layout(
-        title=f"The largest lie: {worst}", barmode="group", height=140 + 75 * len(traps), bargap=0.3,
+        title=f"The largest error: {worst}", barmode="group", height=140 + 75 * len(traps), bargap=0.3,
         legend={"traceorder": "normal"},
     )  # fmt: skip
 
@@ -136,8 +128,7 @@ def paper_and_ours(gains: pd.DataFrame, over: str) -> go.Figure:
             marker={"size": 12, "color": COLOURS[n], "symbol": "circle" if error else "diamond-open"},
         )  # fmt: skip
     figure.add_hline(y=0, line={"color": INK, "width": 1})
-    figure.update_yaxes(title=f"gain over {over}, %")
-    figure.update_xaxes(type="category")
+    figure.update_yaxes(title=f"gain over {over}, %").update_xaxes(type="category")
     figure.update_layout(scattermode="group", scattergap=0.6)
     ours = gains[gains["low"].notna()]
     sure = int((ours["low"] > 0).sum())

@@ -8,14 +8,19 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 from jaxtyping import Float, Int
-from plotly.subplots import make_subplots
 
-from bachlib.show.plots.style import COLOURS, GREY, INK, colour, label
+from bachlib.show.plots.style import COLOURS, GREY, INK, colour, label, side_by_side
 
 
 def recall_and_cost(table: pd.DataFrame, exact_ms: float) -> go.Figure:
     """Two-step against the length of its lists. Columns: M, recall, proved (exact if the lists are), ms."""
-    figure = make_subplots(1, 2, horizontal_spacing=0.12, subplot_titles=["share of …", "time of a request"])
+    found, text = table.loc[table["recall"] >= 0.99], "No list is long enough to find 99% of the slate"
+    if len(found):
+        row = found.iloc[0]
+        text = f"M = {row['M']:.0f} finds {row['recall']:.1%} of the slate; a proof takes longer lists"
+    figure = side_by_side(
+        ["share of …", "time of a request"], text, "entries per list, M", shared_yaxes=False, horizontal_spacing=0.16
+    )
     for n, (column, name) in enumerate((("recall", "the exact slate found"), ("proved", "slates the bound covers"))):
         figure.add_scatter(
             x=table["M"], y=table[column], name=name, mode="lines+markers", line={"color": COLOURS[n], "width": 2.5},
@@ -25,21 +30,16 @@ def recall_and_cost(table: pd.DataFrame, exact_ms: float) -> go.Figure:
         x=table["M"], y=table["ms"], name="two-step", mode="lines+markers", line={"color": COLOURS[2], "width": 2.5},
         row=1, col=2,
     )  # fmt: skip
-    figure.add_hline(y=exact_ms, line={"color": INK, "dash": "dash"}, row=1, col=2)
-    figure.add_annotation(
-        x=1, xref="x2 domain", y=exact_ms, text=f"exact scan, {exact_ms:.2f} ms", showarrow=False,
-        xanchor="right", yanchor="top", row=1, col=2,
+    figure.add_hline(
+        y=exact_ms, line={"color": INK, "dash": "dash"}, annotation_text=f"exact scan, {exact_ms:.2f} ms",
+        annotation_position="bottom right", row=1, col=2,
     )  # fmt: skip
-    figure.update_xaxes(title="entries per list, M", type="log", tickvals=table["M"])
+    figure.update_xaxes(type="log", tickvals=table["M"], tickangle=-40)
     figure.update_yaxes(tickformat=".0%", range=[-0.03, 1.05], col=1)
     figure.update_yaxes(title="milliseconds", rangemode="tozero", col=2)
-    found = table.loc[table["recall"] >= 0.99]
-    text = "No list is long enough to find 99% of the slate"
-    if len(found):
-        row = found.iloc[0]
-        text = f"M = {row['M']:.0f} finds {row['recall']:.1%} of the slate; to be sure takes longer lists"
-    figure.update_layout(title={"text": text, "pad": {"b": 34}}, legend={"orientation": "h", "y": -0.28})
-    return figure.update_layout(margin_t=90, margin_b=100)
+    return figure.update_layout(
+        legend={"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom"}, margin_b=120
+    )
 
 
 def adversary(
@@ -56,8 +56,7 @@ def adversary(
         x=ends, y=1, yref="paper", text="the lists hold what is right of this", showarrow=False, xanchor="right",
         yanchor="bottom", xshift=-4,
     )  # fmt: skip
-    figure.update_xaxes(title="cosine to the nearest head")
-    figure.update_yaxes(title="log m(i | u), up to a constant")
+    figure.update_xaxes(title="cosine to the nearest head").update_yaxes(title="log m(i | u), up to a constant")
     lost = int((cosine[hidden] < ends).sum())
     text = f"{lost} of the {int(hidden.sum())} best items are in no list: between all heads, nearest to none"
     return figure.update_layout(title={"text": text, "pad": {"b": 30}}, margin_t=84)
@@ -119,20 +118,21 @@ def slate_slopes(
     for item in dict.fromkeys([*ranks[0], *ranks[1]]):
         x = [side for side in (0, 1) if item in ranks[side]]
         y, colours = [ranks[side][item] for side in x], [colour(heads[side][item]) for side in x]
-        title = label(titles[item], 30)
+        title = label(titles[item], 17)
         names = [f"{title}  {y[0]}" if side == 0 else f"{y[-1]}  {title}" for side in x]
         figure.add_scatter(
             x=x, y=y, mode="lines+markers+text", text=names, showlegend=False,
             textposition=["middle left" if side == 0 else "middle right" for side in x],
-            line={"color": colours[-1], "width": 2}, marker={"size": 9, "color": colours}, textfont={"size": 12},
-            hovertemplate=f"{title}: place %{{y}}<extra></extra>",
+            line={"color": colours[-1], "width": 2}, marker={"size": 9, "color": colours}, textfont={"size": 11},
+            hovertemplate=f"{label(titles[item])}: place %{{y}}<extra></extra>",
         )  # fmt: skip
     stayed = len(ranks[0].keys() & ranks[1].keys())
-    figure.update_xaxes(tickvals=[0, 1], ticktext=["before", "after"], range=[-0.9, 1.9], showgrid=False, side="top")
+    figure.update_xaxes(tickvals=[0, 1], ticktext=["before", "after"], range=[-1.1, 2.1], showgrid=False, side="top")
     figure.update_yaxes(autorange="reversed", visible=False)
-    height = 120 + 26 * len(before)
-    text = f"{what}: {stayed} of {len(before)} items stay"
-    return figure.update_layout(title={"text": text, "pad": {"b": 34}}, height=height, margin_t=90)
+    return figure.update_layout(
+        title={"text": f"{what}: {stayed} of {len(before)} items stay", "pad": {"b": 34}}, width=640,
+        height=160 + 26 * len(before), margin={"t": 90, "l": 10, "r": 10}, legend={"orientation": "h", "y": 0},
+    )  # fmt: skip
 
 
 def pi_slopes(
@@ -145,7 +145,7 @@ def pi_slopes(
             x=[0, 1], y=[before[r], after[r]], mode="lines+markers", name=name, line={"color": colour(r), "width": 2.5},
             marker={"size": 9}, hovertemplate="%{y:.1%}",
         )  # fmt: skip
-    figure.update_xaxes(tickvals=[0, 1], ticktext=["the model's π_u", "after steering"], range=[-0.15, 1.15])
+    figure.update_xaxes(tickvals=[0, 1], ticktext=["before", "after"], range=[-0.2, 1.2])
     figure.update_yaxes(title="share of the head", tickformat=".0%", rangemode="tozero")
     moved = float(np.abs(np.asarray(after) - before).sum() / 2)
     return figure.update_layout(title=f"{what} moves {moved:.0%} of π<sub>u</sub>")
@@ -160,10 +160,7 @@ def cold_start_curve(
         figure.add_scatter(
             x=seen, y=values, name=name, mode="lines+markers", line={"color": COLOURS[n % len(COLOURS)], "width": 2.5}
         )
-    figure.add_hline(y=floor, line={"color": GREY, "dash": "dash"})
-    figure.add_annotation(
-        x=1, xref="paper", y=floor, text="most popular", showarrow=False, xanchor="right", yanchor="bottom"
-    )
+    figure.add_hline(y=floor, line={"color": GREY, "dash": "dash"}, annotation_text="most popular")
     figure.update_xaxes(title="items the model has seen of a user", type="log", tickvals=seen)
     figure.update_yaxes(title=metric, tickformat=".0%", rangemode="tozero")
     first = {name: values[0] / values[-1] for name, values in curves.items()}

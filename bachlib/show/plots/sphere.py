@@ -23,14 +23,9 @@ def kernels_against_cosine(kernels: dict, d: int, kappas: list[float]) -> go.Fig
     for n, kappa in enumerate(kappas):
         for name, kernel in kernels.items():
             log_p = kernel.log_density(t, torch.full_like(t, kappa), d)
-            figure.add_scatter(
-                x=t.numpy(),
-                y=log_p.numpy(),
-                name=f"κ = {kappa}, {name}",
-                line={"color": colour(n), "dash": DASHES[name]},
-            )
-    figure.update_xaxes(title="cosine t to the head")
-    figure.update_yaxes(title="log density", range=[-12, 3])
+            line = {"color": colour(n), "dash": DASHES[name]}
+            figure.add_scatter(x=t.numpy(), y=log_p.numpy(), name=f"κ = {kappa}, {name}", line=line)
+    figure.update_xaxes(title="cosine t to the head").update_yaxes(title="log density", range=[-12, 3])
     return figure.update_layout(title=f"Both fall with the angle; vMF falls faster at the same κ (d = {d})")
 
 
@@ -48,8 +43,7 @@ def log_normalizers(kernels: dict, dimensions: list[int]) -> go.Figure:
             near = kappa <= 100
             figure.add_scatter(x=kappa[near].numpy(), y=value[near].numpy(), showlegend=False, row=1, col=1, **label)
             figure.add_scatter(x=kappa.numpy(), y=at_head.clamp(min=1e-3).numpy(), row=1, col=2, **label)
-    figure.update_xaxes(title="concentration κ", row=1, col=1)
-    figure.update_yaxes(title="log C_d(κ)", row=1, col=1)
+    figure.update_xaxes(title="concentration κ", row=1, col=1).update_yaxes(title="log C_d(κ)", row=1, col=1)
     figure.update_xaxes(type="log", title="concentration κ", row=1, col=2)
     figure.update_yaxes(type="log", title="log of peak over uniform", row=1, col=2)
     return figure.update_layout(title="The more dimensions, the larger the κ that stands out from uniform", width=1000)
@@ -64,8 +58,7 @@ def cosine_of_samples(kernels: dict, d: int, kappas: list[float]) -> go.Figure:
             density = _density_of_cosine(kernel, kappa, d, t)
             line = {"color": colour(n) if kappa else GREY, "dash": DASHES[name]}
             figure.add_scatter(x=t.numpy(), y=density.numpy(), name=f"κ = {kappa:g}, {name}", line=line)
-    figure.update_xaxes(title="cosine between a sample and its head")
-    figure.update_yaxes(title="density")
+    figure.update_xaxes(title="cosine between a sample and its head").update_yaxes(title="density")
     return figure.update_layout(title=f"In {d} dimensions a density with κ = {kappas[1]:g} hardly leaves the equator")
 
 
@@ -77,8 +70,7 @@ def kernels_matched(ps, kappa_ps: float, vmf, kappa_vmf: float, d: int) -> go.Fi
         density = _density_of_cosine(kernel, kappa, d, t)
         line = {"color": fill, "dash": DASHES[kernel.name], "width": 3}
         figure.add_scatter(x=t.numpy(), y=density.numpy(), name=f"{kernel.name}, κ = {kappa:.0f}", line=line)
-    figure.update_xaxes(title="cosine between a sample and its head")
-    figure.update_yaxes(title="density")
+    figure.update_xaxes(title="cosine between a sample and its head").update_yaxes(title="density")
     return figure.update_layout(title="With the same mean cosine the two kernels are nearly one")
 
 
@@ -137,7 +129,7 @@ def mixture_on_sphere(
     figure.add_scatter3d(x=px, y=py, z=pz, mode="markers", marker={"size": 2, "color": INK}, name=said)
     for r, head in enumerate(heads):
         hx, hy, hz = (1.25 * head).tolist()
-        label = f"u{r + 1}: π = {pi[r]:.2g}, κ = {kappas[r]:.3g}"
+        label = f"u{r + 1}: π = {pi[r]:.2f}, κ = {kappas[r]:.1f}"
         figure.add_scatter3d(
             x=[0, hx], y=[0, hy], z=[0, hz], mode="lines+text", text=["", label],
             line={"color": colour(r + 1), "width": 8}, name=f"head {r + 1}",
@@ -153,7 +145,7 @@ def mixture_on_sphere(
         title = f"γ = ({parts}) shares out the positive; it does not look at the negatives"
     return figure.update_layout(
         scene=NO_AXES, scene_camera_eye={"x": 1.0, "y": 0.9, "z": 0.75},
-        height=560, margin={"l": 0, "r": 0, "t": 60, "b": 0}, title=title,
+        height=560, margin={"l": 10, "r": 10, "t": 60, "b": 0}, title=title,
     )  # fmt: skip
 
 
@@ -167,8 +159,7 @@ def sphere(
     figure = go.Figure()
     bx, by, bz = (0.97 * axis for axis in ball_grid(40))
     figure.add_surface(
-        x=bx, y=by, z=bz,
-        colorscale=[[0, BALL], [1, BALL]], showscale=False, hoverinfo="skip",
+        x=bx, y=by, z=bz, colorscale=[[0, BALL], [1, BALL]], showscale=False, hoverinfo="skip",
         lighting={"ambient": 0.95, "diffuse": 0.2},
     )  # fmt: skip
     for r, name in enumerate(names):
@@ -192,5 +183,5 @@ def sphere(
         scene=NO_AXES,
         scene_camera_eye=dict(zip("xyz", eye.tolist(), strict=True)),
         title="One vector points between the interests; a few weighted heads point at them",
-        height=620, legend={"itemsizing": "constant"}, margin={"l": 0, "r": 0, "t": 60, "b": 0},
+        height=620, legend={"itemsizing": "constant"}, margin={"l": 10, "r": 10, "t": 60, "b": 0},
     )  # fmt: skip

@@ -7,18 +7,21 @@ notebook shows from then on. The page of a report does the same with the same ta
 from __future__ import annotations
 
 import html
+import textwrap
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import plotly.graph_objects as go
 import plotly.io as pio
 from plotly.io.base_renderers import MimetypeRenderer
+from plotly.subplots import make_subplots
 
 from bachlib import BachError
 
 # Okabe–Ito's first six, then the colours that are farthest from all others, also for people who see no red or green
 COLOURS = """
     #0072B2 #E69F00 #009E73 #CC79A7 #56B4E9 #D55E00 #771100 #332288
-    #88BB66 #7766FF #770066 #24243A #AA5533 #4422CC #111100 #0000FF
+    #88BB66 #7766FF #770066 #AA3377 #AA5533 #4422CC #33BBCC #0000FF
 """.split()
 INK, GREY, LIGHT, PAPER = "#222222", "#707070", "#E5E5E5", "#FFFFFF"
 BALL, PALE = "#F4F6F8", "#BFD9EA"  # a surface, and the cold end of a scale
@@ -26,8 +29,8 @@ BALL, PALE = "#F4F6F8", "#BFD9EA"  # a surface, and the cold end of a scale
 # what a colour of the light figures becomes in the dark: the same hue, light enough to be seen
 DARK = {
     INK: "#ECECEC", GREY: "#A0A0A0", LIGHT: "#3A3F46", PAPER: "#16191D", BALL: "#2A2F36", PALE: "#21384A",
-    "#0072B2": "#2288DD", "#771100": "#FFDDAA", "#332288": "#CCDDFF", "#770066": "#FF99BB", "#24243A": "#F2F2F2",
-    "#AA5533": "#FFDD66", "#4422CC": "#9977BB", "#111100": "#FFFF00", "#0000FF": "#66AAFF",
+    "#0072B2": "#2288DD", "#771100": "#FFDDAA", "#332288": "#CCDDFF", "#770066": "#FF99BB", "#AA3377": "#FF1144",
+    "#AA5533": "#FFDD66", "#4422CC": "#9977BB", "#33BBCC": "#448844", "#0000FF": "#66AAFF",
 }  # fmt: skip
 
 _title = {"font": {"size": 17}, "x": 0, "xref": "paper", "yanchor": "bottom", "y": 1, "yref": "paper", "pad": {"b": 14}}
@@ -67,6 +70,21 @@ def label(text: Any, longest: int = 34) -> str:
     return html.escape(text if len(text) <= longest else text[: longest - 1].rstrip() + "…")
 
 
+def wrapped(text: str, width: int = 12) -> str:
+    """A short text on several lines, for places that are narrow on a phone."""
+    return "<br>".join(textwrap.wrap(text, width, break_long_words=False)) or text
+
+
+def side_by_side(titles: Sequence[str], title: str, across: str, **how: Any) -> go.Figure:
+    """An empty figure of one row with a column per title and `across` below each; it fits on a phone."""
+    how = {"shared_yaxes": True, "horizontal_spacing": 0.04} | how
+    names = [wrapped(name) for name in titles]
+    lines = max(name.count("<br>") for name in names) + any(names)
+    figure = make_subplots(1, len(names), subplot_titles=names, **how).update_annotations(font_size=12)
+    figure.update_xaxes(title={"text": across, "font": {"size": 11}}, nticks=4)
+    return figure.update_layout(title={"text": title, "pad": {"b": 16 + 16 * lines}}, margin_t=70 + 16 * lines)
+
+
 def recoloured(part: Any) -> Any:
     """A figure's JSON with every colour of the light figures replaced by its dark twin."""
     if isinstance(part, dict):
@@ -104,14 +122,14 @@ def use(theme: Literal["light", "dark"]) -> None:
     pio.renderers.default = {"light": "plotly_mimetype", "dark": "bach-dark"}[theme]
 
 
-def themed(figure: go.Figure) -> go.Figure:
-    """For widgets: the figure as `use` wants it."""
-    return dark(figure) if pio.renderers.default == "bach-dark" else figure
+def themed(figure: go.Figure, on_dark: bool = False) -> go.Figure:
+    """For widgets: the figure for a dark page, if the page is dark or `use("dark")` was called."""
+    return dark(figure) if on_dark or pio.renderers.default == "bach-dark" else figure
 
 
-def themed_colour(r: int) -> str:
-    """For widgets: the colour of head r as `use` wants it."""
-    return recoloured(colour(r)) if pio.renderers.default == "bach-dark" else colour(r)
+def themed_colour(r: int, on_dark: bool = False) -> str:
+    """For widgets: the colour of head r, on the same terms."""
+    return recoloured(colour(r)) if on_dark or pio.renderers.default == "bach-dark" else colour(r)
 
 
 use("light")

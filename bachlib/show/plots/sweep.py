@@ -118,8 +118,7 @@ def kappa_bounds(bounds: pd.DataFrame) -> go.Figure:
         + ("" if np.isnan(row.paper_low) else f" (paper {_range(row.paper_low, row.paper_high)})")
         for name, row in zip(names, bounds.itertuples(), strict=True)
     ]
-    figure.update_xaxes(title="concentration κ", rangemode="tozero")
-    figure.update_yaxes(autorange="reversed", showgrid=False)
+    figure.update_xaxes(title="concentration κ", rangemode="tozero").update_yaxes(autorange="reversed", showgrid=False)
     rest = f" and {len(told) - 3} more" if len(told) > 3 else ""  # a title has one line
     return figure.update_layout(
         title=f"Largest κ of a run: {', '.join(told[:3])}{rest}", barmode="overlay", height=210 + 60 * len(bounds),

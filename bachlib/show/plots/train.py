@@ -1,14 +1,91 @@
-"""Figures of a training: the terms of the bound, κ, who is used, who gets the gradient, what the heads stand for."""
+"""Figures of the bound (its terms, its gap, the gradient) and of a training: κ, use of heads, what they stand for."""
 
 from __future__ import annotations
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
+import torch
 
-from bachlib.show.plots.profiles import by_head
-from bachlib.show.plots.style import COLOURS, GREY, INK, LIGHT, PAPER, colour, tag
+from bachlib.model import mixture
+from bachlib.show.plots.heads import by_head
+from bachlib.show.plots.style import COLOURS, GREY, INK, LIGHT, PAPER, colour, side_by_side, tag
+
+
+def gamma_on_great_circle(kernel, kappa: float, d: int, pis: list[float]) -> go.Figure:
+    """γ of the first of two heads, 90° apart, for an item that moves from one to the other; against the argmax."""
+    angle = torch.linspace(0, torch.pi / 2, 181, dtype=torch.float64)
+    t = torch.stack([angle.cos(), angle.sin()], 1)  # cosines to the two heads
+    log_sigma = kernel.log_density(t, torch.full_like(t, kappa), d)
+    degrees = np.degrees(angle.numpy())
+    figure = go.Figure()
+    figure.add_scatter(
+        x=degrees, y=(degrees < 45) * 1.0, name="hard argmax", line={"color": GREY, "shape": "hv", "dash": "dot"}
+    )
+    for n, pi in enumerate(pis):
+        log_pi = torch.tensor([pi, 1 - pi], dtype=torch.float64).log().expand_as(t)
+        gamma = mixture.responsibilities(log_pi, log_sigma).exp()[:, 0]
+        figure.add_scatter(x=degrees, y=gamma.numpy(), name=f"γ with π = {pi:g}", line={"color": colour(n), "width": 3})
+    figure.update_xaxes(title="angle of the item from head 1 (head 2 is at 90°)")
+    figure.update_yaxes(title="responsibility of head 1")
+    return figure.update_layout(title="The argmax flips, γ passes; a head with more π reaches further")
+
+
+def elbo_waterfall(elbo: mixture.Elbo, likelihood: torch.Tensor) -> go.Figure:
+    """From the three terms to the ELBO, and by the gap to ℓ; means over the batch."""
+    terms = {
+        "reconstruction": elbo.reconstruction.mean().item(),
+        "prior": elbo.prior.mean().item(),
+        "entropy": elbo.entropy.mean().item(),
+        "ELBO": elbo.total.mean().item(),
+        "gap KL(γ‖γᶜᵒⁿ)": (likelihood - elbo.total).mean().item(),
+        "log-likelihood ℓ": likelihood.mean().item(),
+    }
+    measure = ["relative", "relative", "relative", "total", "relative", "total"]
+    figure = go.Figure(
+        go.Waterfall(
+            x=list(terms), y=list(terms.values()), measure=measure, text=[f"{v:+.2f}" for v in terms.values()],
+            increasing_marker_color=COLOURS[2], decreasing_marker_color=COLOURS[5], totals_marker_color=COLOURS[0],
+        )
+    )  # fmt: skip
+    figure.update_yaxes(title="nats per example")
+    gap = terms["gap KL(γ‖γᶜᵒⁿ)"]
+    return figure.update_layout(title=f"The three terms add up to the ELBO, {gap:.2f} nats below ℓ")
+
+
+def gap_against_kappa(sweep: torch.Tensor, gaps: torch.Tensor, learnt: float, start: float) -> go.Figure:
+    """KL(γ‖γ^con) over κ, with the κ that gradient ascent on the ELBO found and the one BACH starts from."""
+    figure = go.Figure(
+        go.Scatter(x=sweep.numpy(), y=gaps.numpy(), mode="lines", line={"color": COLOURS[0], "width": 3})
+    )
+    best = sweep[gaps.argmin()].item()
+    marks = ((learnt, f" learnt κ = {learnt:.0f}", COLOURS[2], "left"), (start, f"1/τ = {start:.0f} ", GREY, "right"))
+    for x, text, fill, side in marks:
+        figure.add_vline(x=x, line={"color": fill, "dash": "dash"})
+        figure.add_annotation(x=np.log10(x), y=0.97, yref="paper", text=text, xanchor=side, showarrow=False)
+    figure.update_xaxes(type="log", title="one concentration κ for all heads")
+    figure.update_yaxes(title="mean gap KL(γ‖γᶜᵒⁿ), nats", rangemode="tozero")
+    return figure.update_layout(title=f"The gap has its minimum at κ = {best:.0f}, and the ELBO finds it")
+
+
+def gradient_shares(shares: dict[str, torch.Tensor]) -> go.Figure:
+    """Share of each head in the gradient of a step, heads of a user sorted."""
+    figure = go.Figure()
+    k = len(next(iter(shares.values())))
+    for r in range(k):
+        values = [share[r].item() for share in shares.values()]
+        text = [f"{value:.0%}" if value > 0.04 else "" for value in values]
+        figure.add_bar(
+            y=list(shares), x=values, orientation="h", name=f"head {r + 1}", marker_color=colour(r), text=text
+        )
+    figure.update_yaxes(autorange="reversed")
+    figure.update_xaxes(title="share of the gradient, heads sorted by it", tickformat=".0%", range=[0, 1])
+    title = f"Of {k} heads pos-multihead trains one per example, BACH as many as explain it"
+    return figure.update_layout(barmode="stack", title=title, height=260, font_color=INK)
+
+
+# ------------------------------------------------------------------------------------------------ of a training
+
 
 Histories = dict[str, pd.DataFrame]
 
@@ -33,9 +110,7 @@ def elbo_terms(history: pd.DataFrame) -> go.Figure:
     gain, of_reconstruction = (lines[name].iloc[-1] - lines[name].iloc[0] for name in ("ELBO", "reconstruction"))
     text = f"The bound {'rises' if gain > 0 else 'falls'} by {abs(gain):.2g} nats"
     text += f", {of_reconstruction / gain:.0%} of it reconstruction" if 0 < of_reconstruction <= gain else ""
-    figure.update_xaxes(title="steps")
-    figure.update_yaxes(title="nats per example")
-    return figure.update_layout(title=text)
+    return figure.update_xaxes(title="steps").update_yaxes(title="nats per example").update_layout(title=text)
 
 
 PAPER_KAPPA = {"power-spherical": (20, 30), "von-mises-fisher": (17, 21)}  # section 5.4: where the largest κ end
@@ -58,18 +133,10 @@ def kappa_trajectories(
     for r, name in (names or dict.fromkeys(range(kappa.shape[1]), "")).items():
         figure.add_scatter(x=x, y=kappa[:, r], name=tag(r, name), line={"color": colour(r), "width": 2})
     low, high = PAPER_KAPPA[kernel]
-    for y in (low, high):
-        figure.add_hline(y=y, line={"color": INK, "dash": "dot", "width": 1.5})
-    figure.add_annotation(
-        x=1, xref="paper", y=high, text=f"the paper's largest κ: {low}–{high}", showarrow=False, yanchor="bottom",
-        xanchor="right",
-    )  # fmt: skip
-    figure.add_hline(y=start, line={"color": GREY, "dash": "dash"})
-    figure.add_annotation(
-        x=1, xref="paper", y=start, text=f"1/τ = {start:.1f}", showarrow=False, yanchor="bottom", xanchor="right"
-    )
-    figure.update_xaxes(title="steps")
-    figure.update_yaxes(title="concentration κ", rangemode="tozero")
+    for y, text in ((low, ""), (high, f"the paper's largest κ: {low}–{high}")):
+        figure.add_hline(y=y, line={"color": INK, "dash": "dot", "width": 1.5}, annotation_text=text)
+    figure.add_hline(y=start, line={"color": GREY, "dash": "dash"}, annotation_text=f"1/τ = {start:.1f}")
+    figure.update_xaxes(title="steps").update_yaxes(title="concentration κ", rangemode="tozero")
     low, high = kappa[-1].min(), kappa[-1].max()
     title = f"From 1/τ the heads move to a mean κ of {low:.1f} to {high:.1f}; no prior holds them"
     return figure.update_layout(title=title)
@@ -80,9 +147,9 @@ def head_usage(histories: Histories, names: dict[int, str] | None = None) -> go.
 
     `names`: head → name, of those to show; the others are one grey part.
     """
-    figure = make_subplots(
-        1, len(histories), subplot_titles=list(histories), shared_yaxes=True, horizontal_spacing=0.03
-    )
+    ends = ", ".join(f"{history['effective_heads'].iloc[-1]:.1f}" for history in histories.values())
+    k = len(next(iter(histories.values()))["usage"].iloc[0])
+    figure = side_by_side(list(histories), f"Effective heads in use at the end: {ends} of {k}", "steps")
     for column, history in enumerate(histories.values(), 1):
         usage = np.stack(history["usage"])
         shown = names or dict.fromkeys(range(usage.shape[1]), "")
@@ -91,13 +158,7 @@ def head_usage(histories: Histories, names: dict[int, str] | None = None) -> go.
                 x=steps_of(history), y=part, stackgroup="heads", name=name, legendgroup=name,
                 line={"width": 0.5, "color": fill}, fillcolor=fill, showlegend=column == 1, row=1, col=column,
             )  # fmt: skip
-    figure.update_xaxes(title="steps")
-    figure.update_yaxes(range=[0, 1], tickformat=".0%")
-    figure.update_yaxes(title="share of positives", col=1)
-    ends = ", ".join(f"{history['effective_heads'].iloc[-1]:.1f}" for history in histories.values())
-    text = f"Effective heads in use at the end: {ends} of {usage.shape[1]}"
-    figure.update_layout(title={"text": text, "pad": {"b": 34}})
-    return figure.update_layout(margin_t=90)
+    return figure.update_yaxes(range=[0, 1], tickformat=".0%").update_yaxes(title="share of positives", col=1)
 
 
 def collapse_race(histories: Histories, frames: int = 24) -> go.Figure:
@@ -149,8 +210,7 @@ def gradient_heads(histories: Histories) -> go.Figure:
         )  # fmt: skip
     k = share.shape[1]
     figure.add_hline(y=k, line={"color": GREY, "dash": "dot"})
-    figure.update_xaxes(title="steps")
-    figure.update_yaxes(title="heads that get gradient", range=[0, k + 0.5])
+    figure.update_xaxes(title="steps").update_yaxes(title="heads that get gradient", range=[0, k + 0.5])
     return figure.update_layout(title=f"How many of the {k} heads the gradient reaches, over a batch")
 
 
@@ -172,27 +232,23 @@ def heads_and_interests(
             text=[[f"{v:.0%}" if v > 0.1 else "" for v in row] for row in values[:, shown]], texttemplate="%{text}",
         )
     )  # fmt: skip
-    figure.update_yaxes(autorange="reversed")
-    figure.update_xaxes(title="interest, the user's first ones first", tickangle=-35)
+    figure.update_yaxes(autorange="reversed").update_xaxes(title="interest, the user's first ones first", tickangle=-35)
     figure.add_hline(y=len(order) - 0.5, line={"color": GREY, "width": 2})
     return figure.update_layout(title=title, height=430)
 
 
 def pi_recovered(expected: dict[str, np.ndarray], pi: np.ndarray, known: str = "planted") -> go.Figure:
     """True π_uj against what the model expects of interest j, a dot per user and interest; on the line is right."""
-    figure = make_subplots(1, len(expected), subplot_titles=list(expected), shared_yaxes=True, horizontal_spacing=0.03)
-    some = np.random.default_rng(0).choice(pi.size, min(1500, pi.size), replace=False)
+    overlap = ", ".join(f"{name} {np.minimum(q, pi).sum(1).mean():.2f}" for name, q in expected.items())
+    figure = side_by_side(list(expected), f"Overlap with the {known} π: {overlap}", f"{known} π")
+    some = np.random.default_rng(0).choice(pi.size, min(1000, pi.size), replace=False)
     for column, q in enumerate(expected.values(), 1):
         figure.add_scatter(
-            x=pi.ravel()[some], y=q.ravel()[some], mode="markers", row=1, col=column, showlegend=False,
-            marker={"size": 4, "opacity": 0.35, "color": COLOURS[column - 1]},
+            x=pi.ravel()[some].astype(np.float32), y=q.ravel()[some].astype(np.float32), mode="markers",
+            row=1, col=column, showlegend=False, marker={"size": 4, "opacity": 0.35, "color": COLOURS[column - 1]},
         )  # fmt: skip
         figure.add_scatter(
             x=[0, 1], y=[0, 1], mode="lines", line={"color": GREY, "dash": "dash"}, showlegend=False, row=1, col=column
         )
-    overlap = ", ".join(f"{name} {np.minimum(q, pi).sum(1).mean():.2f}" for name, q in expected.items())
-    figure.update_xaxes(title=f"{known} π", range=[0, 1], gridcolor=LIGHT)
-    figure.update_yaxes(range=[0, 1])
-    figure.update_yaxes(title="expected by the model", col=1)
-    figure.update_layout(title={"text": f"Overlap with the {known} π: {overlap}", "pad": {"b": 34}})
-    return figure.update_layout(margin_t=90)
+    figure.update_xaxes(range=[0, 1], gridcolor=LIGHT).update_yaxes(range=[0, 1])
+    return figure.update_yaxes(title="expected by the model", col=1)
