@@ -1,4 +1,4 @@
-# The workbook's commands. Each makes the environment in .venv on first use; paths may contain spaces.
+# The workbook's commands. On first use each creates the environment in .venv. Paths may contain spaces.
 PYTHON ?= python3
 PY := .venv/bin/python
 READY := .venv/ready
@@ -10,10 +10,10 @@ help:
 	@echo "make test   run every test, the notebooks included"
 	@echo "make lab    open JupyterLab on the notebooks"
 	@echo "make sync   pair notebooks/*.py with their .ipynb and execute those that changed"
-	@echo "make figures draw the README's pictures anew from the executed notebooks (needs a Chrome)"
+	@echo "make figures redraw the README's pictures from the executed notebooks (needs a Chrome)"
 	@echo "make lint   check style and formatting"
 	@echo "make bench  measure the goals (minutes; writes outputs/bench/*.json)"
-	@echo "make lock   resolve the dependencies of pyproject.toml anew into requirements.lock"
+	@echo "make lock   resolve the dependencies of pyproject.toml again and write requirements.lock (torch keeps its pin)"
 	@echo "make clean  remove the environment and caches (outputs/ stays)"
 
 $(READY): requirements.lock pyproject.toml
@@ -49,9 +49,9 @@ bench: $(READY)
 
 lock:
 	rm -rf .lockenv && $(PYTHON) -m venv .lockenv
-	.lockenv/bin/python -m pip install --quiet "$$(grep -o 'torch==[0-9.]*' pyproject.toml)"
-	.lockenv/bin/python -m pip install --quiet ".[faiss-cpu,test]"
-	{ echo "# Every package, exactly. Made by 'make lock' from pyproject.toml; environment.yml repeats the direct ones."; \
+	.lockenv/bin/python -m pip install --quiet "$$(grep '^torch==' requirements.lock)"
+	.lockenv/bin/python -m pip install --quiet ".[lab,sweep,faiss-cpu,test]"
+	{ echo "# Every package, exactly. Written by 'make lock' from pyproject.toml; environment.yml repeats the direct ones. A new torch: change its line by hand first."; \
 	  .lockenv/bin/python -m pip freeze --exclude bachlib | sed 's/ @ .*//; s/+cpu$$//'; } > requirements.lock
 	rm -rf .lockenv build
 

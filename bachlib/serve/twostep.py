@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from bachlib import BachError
+from bachlib import BachError, needs
 from bachlib.serve.density import Best, LeftOut, Query, log_sum_exp, rounding
 from bachlib.serve.exact import thresholds_of
 
@@ -32,6 +32,7 @@ class Neighbours:
     """A faiss index over the items by inner product. With GPUs, and a faiss that knows them, IVF goes there."""
 
     def __init__(self, items: Float[np.ndarray, "n d"], kind: Kind = "hnsw"):
+        needs('strategy "two-step"', "faiss-cpu")
         import faiss  # late: serving by a scan or a codebook does without
 
         n, d = items.shape
@@ -56,6 +57,7 @@ class Neighbours:
 
     @classmethod
     def load(cls, path: Path, kind: Kind) -> Neighbours:
+        needs("an index of lists", "faiss-cpu")
         import faiss
 
         try:
