@@ -45,7 +45,7 @@ def test_short_commands_run_as_printed(tmp_path):
     """In an empty folder with a small `my.csv`, in the order of the page."""
     from bachlib.data import planted
 
-    log = planted.write_world(tmp_path / "world", n_users=60, n_items=300, n_interests=5, mean_events=120) / "log.csv"
+    log = planted.write_world(tmp_path / "world", n_users=150, n_items=300, n_interests=5, mean_events=120) / "log.csv"
     names = {"user": "CustomerID", "item": "StockCode", "time": "InvoiceDate"}
     head, _, rows = log.read_text().partition("\n")
     (tmp_path / "my.csv").write_text(",".join(names.get(name, name) for name in head.split(",")) + "\n" + rows)

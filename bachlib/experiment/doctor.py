@@ -38,7 +38,7 @@ def findings() -> Iterator[str]:
 def _parts() -> Iterator[tuple[str, str, str]]:
     for extra, use in {"lab": "notebooks, pictures, reports", "sweep": "bach sweep"}.items():
         missing = [module for module in EXTRAS[extra] if find_spec(module) is None]
-        without = f"{use} need {', '.join(missing)}: pip install 'bachlib[{extra}]'"
+        without = f"not installed: {', '.join(missing)} (for {use}): pip install 'bachlib[{extra}]'"
         yield ("–", extra, without) if missing else ("✓", extra, use)
     found = [f"{name} {version}" for name, version in versions().items() if name.startswith("faiss")]
     if len(found) > 1:
