@@ -56,5 +56,5 @@ lock:
 	rm -rf .lockenv build
 
 clean:
-	rm -rf .venv .lockenv build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .lockenv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
