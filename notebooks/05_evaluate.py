@@ -322,9 +322,9 @@ f"{len(at) / len(tied.sequences):.1%} of the places hold another item; NDCG@100 
 #
 # ## 9 · Paper next to ours
 #
-# The paper's numbers are data (`bachlib/evaluate/paper_tables.yaml`). Absolute values of different data sets cannot be
-# compared; relative gains over all-multihead can at least be looked at side by side. (By AUPRC we mean the full
-# ranking; the paper's text can also be read as AP@100, see `metrics.average_precision`.)
+# The paper's numbers are data (`params/paper_tables.yaml`). Absolute values of different data sets cannot be compared;
+# relative gains over all-multihead can at least be looked at side by side. (By AUPRC we mean the full ranking; the
+# paper's text can also be read as AP@100, see `metrics.average_precision`.)
 
 # %%
 mine = made.numbers.loc[made.numbers["method"] == "p-bach", ["metric", "gain", "gain_low", "gain_high"]]
