@@ -13,7 +13,7 @@ import typer
 from bachlib import BachError, __version__, needs
 from bachlib.data.sources import SOURCES
 from bachlib.files import project_root
-from bachlib.params import PrepareParams
+from bachlib.params import ModelParams, PrepareParams, TrainParams
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False)
 # commands that execute notebooks or draw: they need a clone of the workbook and modules of an extra
@@ -108,11 +108,9 @@ def run(
     report: Annotated[bool, typer.Option(help="write the pages and the report")] = True,
 ) -> None:
     """Execute the notebooks of an experiment. Notebooks whose result is up to date are skipped."""
-    from bachlib.experiment.cluster import on_leash
     from bachlib.experiment.notebooks import run as run_notebooks
     from bachlib.experiment.settings import given, read_experiment
 
-    on_leash()
     folder = run_notebooks(read_experiment(params, given(set_ or [])), fresh=fresh, report=report)
     typer.echo(f"done. The report is {folder / 'report.html'}" if report else f"done → {folder}")
 
@@ -134,16 +132,16 @@ def sweep(
     ] = False,
 ) -> None:
     """Train every point of a grid, each in its own process. Run the same command again to continue a stopped sweep."""
-    from bachlib.experiment import live
+    from bachlib.experiment import cluster
     from bachlib.experiment.settings import given
     from bachlib.experiment.sweep import read_sweep
 
     chosen = read_sweep(sweep, base=base, more=given(set_ or []))
     if dry_run:
-        typer.echo(live.plan(chosen, workers, threads))
+        typer.echo(cluster.plan(chosen, workers, threads))
         return
-    outcomes = live.run_sweep(chosen, workers=workers, threads=threads, dask=dask)
-    failed = live.failures(chosen.points, outcomes)
+    outcomes = cluster.run_sweep(chosen, workers=workers, threads=threads, dask=dask)
+    failed = cluster.failures(chosen.points, outcomes)
     typer.echo(f"{len(outcomes) - len(failed)} of {len(outcomes)} runs are done → {chosen.folder}")
     if failed:
         typer.secho("\n".join([f"{len(failed)} failed:", *failed]), fg="red", err=True)
@@ -197,22 +195,24 @@ def train(
         list[str] | None,
         typer.Option("--set", help="any other parameter (`bach params` lists them), e.g. --set epochs=20"),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="run folder [default: outputs/runs/<method>-<data>-<hash>]")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="run folder [default: outputs/runs/<method>-<data>-k<k>-s<seed>-<hash>]")
+    ] = None,
     strict: Annotated[float, typer.Option(help="share of users that are never trained on, only evaluated")] = 0.0,
     fresh: Annotated[bool, typer.Option(help="start from the beginning instead of resuming")] = False,
 ) -> None:
     """Train a method. Run the same command again to resume. Start it with torchrun to use several processes."""
     from bachlib.data import Dataset
     from bachlib.evaluate import evaluate
+    from bachlib.experiment.settings import experiment_of, given
     from bachlib.model.methods import build
     from bachlib.train import fit
-    from bachlib.train.run import split_params
 
     dataset = Dataset.load(data)
     dataset = dataset.strict(strict) if strict else dataset
-    model_params, train_params = split_params(set_ or [])
-    model = build(method, dataset, k, seed=seed, **model_params)
-    run = fit(model, dataset, {"seed": seed, **train_params}, out, fresh=fresh)
+    known = {*ModelParams.model_fields, *TrainParams.model_fields} - {"k", "seed"}
+    p = experiment_of({"method": method, "k": k, "seed": seed, **given(set_ or [], known)}, "bach train")
+    run = fit(build(method, dataset, **p.model), dataset, p.train, out, fresh=fresh)
     if int(os.environ.get("RANK", 0)) == 0:
         if run.status == "finished":
             result = evaluate(run, dataset)

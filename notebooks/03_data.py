@@ -14,16 +14,16 @@
 # ---
 
 # %% [markdown]
-# # 03 · From a raw log to training windows, with every row accounted for
+# # 03 · A raw log becomes training windows, and every row is accounted for
 #
-# **Question.** What does the paper's preparation (appendix A) do to a log, step by step, and which of the choices it
-# leaves open would change the results?
+# **Question.** What does the paper's preparation (appendix A) do to a log, step by step? The paper leaves some choices
+# open. Which of them would change the results?
 #
 # **You need** `00_tour` for the planted world. **CPU minutes:** under one.
 #
-# The parameters below take the planted world. With `source = "movielens-1m"` and the like the same cells run on real
-# data; `path = None` then looks into `BACH_DATA_DIR` and downloads where the licence allows it. For a log of your own:
-# `source = "csv"`, `path = "my.csv"`, `columns = {"user": …, "item": …, "time": …}`.
+# The parameters below select the planted world. With `source = "movielens-1m"` or another data set the same cells run
+# on real data; `path = None` then searches `BACH_DATA_DIR` and downloads the log if its licence allows it. For your own
+# log set `source = "csv"`, `path = "my.csv"` and `columns = {"user": …, "item": …, "time": …}`.
 
 # %% tags=["parameters"]
 source = "planted"
@@ -57,7 +57,7 @@ p = settings(globals())
 # %% [markdown]
 # ## 1 · The raw log
 #
-# As its authors ship it: plain, gzipped or inside their zip. The first lines:
+# The file as its authors publish it: plain, gzipped or inside a zip. Its first lines:
 
 # %%
 raw = find_raw(raw_log(p), SOURCES[source].log)[0]
@@ -67,9 +67,9 @@ with raw.open() as stream:
 # %% [markdown]
 # ## 2 · The pipeline
 #
-# Appendix A: *liked* interactions (a rating of at least 4, where there are ratings); for each user the *unique* items
-# in the order of their first interaction; the 50,000 most frequent items; users with at least 80 of them; at most
-# 100,000 users. Each step says what it left.
+# Appendix A has five steps. Keep *liked* interactions (a rating of at least 4, if there are ratings). Keep the *unique*
+# items of each user, in the order of the first interaction. Keep the 50,000 most frequent items. Keep users with at
+# least 80 of them. Keep at most 100,000 users. Each step reports what is left.
 
 # %%
 dataset = prepared(p, quiet=False)
@@ -78,10 +78,10 @@ dataset = prepared(p, quiet=False)
 plots.funnel(dataset.meta["steps"])
 
 # %% [markdown]
-# **What you should see.** Each bar is at most as long as the one above. On the planted world 70–80% of the events stay;
-# on MovieLens-1M 44% do, and the largest bite is the liked rule.
+# **What you should see.** No bar is longer than the one above it. On the planted world 70–80% of the events stay. On
+# MovieLens-1M 44% stay, and the liked rule removes the most.
 #
-# Nothing leaves without being counted: what a step starts from is what the one before left.
+# Every removed row is counted. Each step starts with exactly what the step before left:
 
 # %%
 steps = pd.DataFrame(dataset.meta["steps"]).set_index("step")
@@ -92,14 +92,15 @@ assert (left.diff().dropna() <= 0).all().all()
 assert dataset.lengths.min() >= min_items and dataset.lengths.sum() == steps["rows"].iloc[-1]
 
 # %% [markdown]
-# The result is a flat array of item ids and where each user's begins, memory-mapped, with two small tables beside it.
+# The result is one flat array of item ids, the position where each user begins, and two small tables. The array is
+# memory-mapped.
 
 # %%
 dataset.items.head()
 
 # %% [markdown]
-# Popularity has a long tail, which is why 2,048 of the 2,560 candidates of a batch are drawn uniformly from the
-# catalogue and only 512 are what others liked:
+# Popularity has a long tail: a few items have most of the likes. So 2,048 of the 2,560 candidates of a batch are drawn
+# uniformly from the catalogue. Only 512 are items that other users liked.
 
 # %%
 plots.long_tail(dataset.items["n_users"])
@@ -110,8 +111,9 @@ plots.sequence_lengths(dataset.lengths, min_items)
 # %% [markdown]
 # ## 3 · One user
 #
-# A dot per liked item, in the row of its topic, in the order of time. Topics are the genres (of several the rarest);
-# where a log has none, or thousands, 16 clusters of items that the same people like.
+# Each dot is a liked item, in the row of its topic, in the order of time. The topics are the genres. If an item has
+# several genres, we take the rarest. If a log has no genres, or thousands, the topics are 16 clusters of items that the
+# same people like.
 
 # %%
 topics = meaning.topics_of(dataset)
@@ -123,15 +125,15 @@ plots.timeline(user, dataset.sequence(user), titles, topic % len(names), names)
 # %% [markdown]
 # ## 4 · Tied times
 #
-# Real logs are full of ties: in MovieLens-1M over 40% of the likes carry the same second as the one before. We keep the
-# order of the log. Many pipelines sort by (user, time, item) instead, which orders tied items by their *id*, and an id
-# often encodes age or popularity. How often does the next item have a larger id than the one before? Half of the time,
-# if the id says nothing:
+# Real logs have many ties: in MovieLens-1M over 40% of the likes have the same second as the like before. We keep the
+# order of the log. Many pipelines sort by (user, time, item) instead. This puts tied items in the order of their *id*,
+# and an id often tells the age or popularity of an item. How often does the next item have a larger id than the one
+# before? If the id has no information, half of the time:
 
 
 # %%
 def ascending(data) -> float:
-    """Share of neighbours in a sequence whose ids ascend."""
+    """Share of steps in a sequence to a larger id."""
     step = np.diff(np.asarray(data.sequences, dtype=np.int64))
     inside = np.delete(np.arange(len(step)), data.offsets[1:-1] - 1)  # not across users
     return float((step[inside] > 0).mean())
@@ -140,23 +142,24 @@ def ascending(data) -> float:
 by_id = prepared(p.model_copy(update={"ties": "item"}))
 shares = {"ties in log order": ascending(dataset), "ties in id order": ascending(by_id)}
 log_order, id_order = shares.values()
-said = f"With ties by id {id_order:.1%} of the neighbours ascend, in the order of the log {log_order:.1%}"
-plots.bars(shares, said, "share of ascending neighbours")
+said = f"The next id is larger in {id_order:.1%} of the steps with ties by id, in {log_order:.1%} in log order"
+plots.bars(shares, said, "share of steps with a larger id")
 
 # %% [markdown]
-# **What you should see.** 0.50 in log order on the planted world, 0.54 in id order: a model can learn that and look
-# better than it is. (MovieLens-1M: 0.53 against 0.63.) Where few times are tied the two are the same.
+# **What you should see.** 0.50 in log order on the planted world, 0.54 in id order. A model can learn this pattern and
+# then looks better than it is. (MovieLens-1M: 0.53 against 0.63.) If a log has few ties, both orders are the same.
 
 # %% [markdown]
 # ## 5 · Split and windows
 #
-# The last 20 items of a sequence are 10 for validation and 10 for test. From the training prefix before them, stride-1
-# windows: 50 items of history, and one of the next 10 is the target. A sequence of $L$ items has
+# The last 20 items of a sequence are held out: 10 for validation and 10 for test. The items before them are the
+# training prefix. From it we cut windows with stride 1: 50 items of history, and one of the next 10 items as the
+# target. A sequence of $L$ items has
 #
 # $$L - 20 - (50 + 10) + 1 = L - 79$$
 #
-# of them, or a single one, padded on the left, where `min_items` lets shorter ones in. They are index arithmetic on the
-# flat array and are never stored.
+# windows. If `min_items` allows shorter sequences, each of them has a single window, padded on the left. Windows are
+# computed from positions in the flat array and never stored.
 
 # %%
 plots.windows(len(dataset.sequence(user)), N_HIST, N_NEXT)
@@ -168,7 +171,7 @@ batch = next(iter(windows))
 {name: getattr(batch, name).shape for name in batch._fields}
 
 # %% [markdown]
-# The same windows the slow way, by slicing one user's sequence:
+# The same windows computed the slow way, by slicing one user's sequence:
 
 # %%
 train, valid, test = dataset.split(user)
@@ -182,8 +185,8 @@ assert not np.isin(following, np.concatenate([valid, test])).any()  # items are 
 len(mine)
 
 # %% [markdown]
-# The order of the windows and the target of each are drawn anew every epoch, from (seed, epoch) alone. So the position
-# of the sampler is two numbers, and a new sampler goes on with the very next batch:
+# Every epoch draws a new order of the windows and a new target for each. The draw depends only on (seed, epoch). So two
+# numbers give the position of the sampler, and a new sampler continues with exactly the next batch:
 
 # %%
 sampler = Windows(dataset)
@@ -199,9 +202,9 @@ assert all((a == b).all() for a, b in zip(next(iter(sampler)), next(iter(other))
 #
 # Every method of the paper starts from the same item table: the rank-64 truncated SVD of the binary user–item matrix,
 #
-# $$X \approx U\,\Sigma\,V^\top, \qquad \text{item } i \mapsto V_{i\cdot}$$
+# $$X \approx U\,\Sigma\,V^\top, \qquad \text{item } i \mapsto V_{i\cdot}.$$
 #
-# frozen, and adapted later by a small residual network.
+# The table is frozen. A small residual network adapts it later.
 
 # %%
 svd = pure_svd(dataset, rank=svd_rank)
@@ -209,10 +212,11 @@ X = dataset.matrix("train")
 plots.spectrum(svd.singular_values, density=X.nnz / np.prod(X.shape))
 
 # %% [markdown]
-# **What you should see.** One large value, the popularity all users share, then a plateau. On the planted world it
-# falls off a cliff after the sixteenth factor, from 24 to 17: there are sixteen interests. MovieLens-1M has no cliff.
+# **What you should see.** One large value, the popularity that all users share, and then a plateau. On the planted
+# world the values drop after the sixteenth factor, from 24 to 17: there are sixteen interests. MovieLens-1M has no such
+# drop.
 #
-# Two checks that need no second library: the columns are orthonormal, and each is an eigenvector of $X^\top X$.
+# Two checks that need no other library: the columns are orthonormal, and each is an eigenvector of $X^\top X$.
 
 # %%
 V, sigma = svd.items.astype(np.float64), svd.singular_values.astype(np.float64)
@@ -220,7 +224,7 @@ residual = np.abs(X.T @ (X @ V) - V * sigma**2).max() / sigma[0] ** 2
 assert np.abs(V.T @ V - np.eye(svd_rank)).max() < 1e-5 and residual < 1e-5
 
 # %% [markdown]
-# Neighbours in this table, before any training:
+# The nearest items in this table, before any training:
 
 # %%
 popular = dataset.items["n_users"].nlargest(3).index
@@ -230,11 +234,12 @@ told = np.array([f"{title} ({names[g]})" for title, g in zip(titles, topic, stri
 pd.DataFrame(told[near], index=told[popular], columns=["nearest", "second", "third"])
 
 # %% [markdown]
-# ## 7 · What the table may know
+# ## 7 · What the item table may see
 #
-# The paper's text takes "the binary user–item matrix of liked interactions", which, read literally, holds the
-# validation and test items too (`svd_on="all"`). Then the frozen table has seen the answers. PureSVD itself as a
-# recommender shows what that is worth: recall on the test items, everything earlier excluded, of at most 500 users.
+# The paper's text takes "the binary user–item matrix of liked interactions". Read literally, this includes the
+# validation and test items (`svd_on="all"`). Then the frozen table has seen the answers. How much is this worth? We use
+# PureSVD itself as a recommender and measure the recall on the test items of at most 500 users, with every earlier item
+# excluded.
 
 # %%
 users = np.random.default_rng(data_seed).permutation(dataset.n_users)[:500]
@@ -260,23 +265,23 @@ said = f"A table that has seen the test items finds {after:.1%} of them instead 
 plots.bars(leak, said, "R@50 on the test items")
 
 # %% [markdown]
-# **What you should see.** On the planted world PureSVD finds three to four times as much as MostPop, and the table that
-# saw everything three times as much again: with 64 factors for 417 users it remembers a good part of the matrix. On
-# MovieLens-1M, with more users, the leap is a third (0.175 → 0.233). It is not skill, so training prefixes are our
-# default; the switch stays, to reproduce the paper's text.
+# **What you should see.** On the planted world PureSVD finds three to four times as much as MostPop. The table that saw
+# everything finds three times as much again: with 64 factors for 417 users it memorises a good part of the matrix. On
+# MovieLens-1M, with more users, the increase is a third (0.175 → 0.233). This increase is leakage and not skill. So our
+# default is the training prefixes only. The switch `svd_on` stays, to reproduce the paper's text.
 
 # %% [markdown]
 # ## Exercises
 #
 # 1. Set `min_items = 40`. How many more users are there, and how many more windows? Which grows more, and why?
-#    <details><summary>Answer</summary>79 users more (417 → 496) and 79 windows (35,408 → 35,487), a fifth and hardly
-#    anything: a user with fewer than 80 items gives a single window, padded on the left.</details>
-# 2. Set `max_items = 1000`. Which steps of the funnel move?
-#    <details><summary>Answer</summary>The catalogue step, which leaves 45% of the events, and the one after it: users
-#    are counted by what is left of their items, and 151 instead of 417 have 80 of these.</details>
-# 3. Prepare your own log: `prepare("csv", "my.csv", columns={…})`. What does it say when a time is missing in line 7?
-#    <details><summary>Answer</summary>"my.csv, line 7: time is missing", and it stops; with
-#    <code>on_bad_rows="skip"</code> it leaves the row out and counts it in <code>meta.json</code>.</details>
+#    <details><summary>Answer</summary>79 more users (417 → 496) and 79 more windows (35,408 → 35,487). Users grow by a
+#    fifth, windows hardly at all: a user with fewer than 80 items has a single window, padded on the left.</details>
+# 2. Set `max_items = 1000`. Which steps of the funnel change?
+#    <details><summary>Answer</summary>The catalogue step, which keeps 45% of the events, and the step after it. It
+#    counts only the items that are left, and 151 users instead of 417 have 80 of these.</details>
+# 3. Prepare your own log: `prepare("csv", "my.csv", columns={…})`. What happens if the time is missing in line 7?
+#    <details><summary>Answer</summary>It stops with "my.csv, line 7: time is missing". With
+#    <code>on_bad_rows="skip"</code> it skips the row and counts it in <code>meta.json</code>.</details>
 
 # %% tags=["nbval-ignore-output"]
 record(
@@ -294,4 +299,4 @@ record(
 )
 
 # %% [markdown]
-# **Next:** [`04_train`](04_train.ipynb) trains on these windows; `02_elbo` is about its loss, if you came here first.
+# **Next:** [`04_train`](04_train.ipynb) trains on these windows. If you have not read `02_elbo`, it explains the loss.

@@ -14,16 +14,17 @@
 # ---
 
 # %% [markdown]
-# # 04 · Soft routing feeds every head; what the heads learn is another question
+# # 04 · Soft routing trains every head; this alone does not make the heads different
 #
-# **Question.** BACH, all-multihead and pos-multihead share towers, data and optimiser and differ in one thing: which
-# head a training example reaches. What does that do to the heads?
+# **Question.** BACH, all-multihead and pos-multihead share towers, data and optimiser. They differ in one thing: which
+# head learns from a training example. What does this do to the heads?
 #
 # **You need** `02_elbo` for the terms and `00_tour` for the planted world. **CPU minutes:** one.
 #
-# The planted world has 16 interests and the embeddings here only 8 dimensions, so that one vector has no room for all
-# of a user's interests. Everything is small; the numbers over three seeds on a larger world are in the README. The same
-# cells run on real logs (`papermill … -p source movielens-1m`); what you should see is said of the values below.
+# The planted world has 16 interests, and the embeddings here have only 8 dimensions. So one vector has no room for all
+# interests of a user. Everything is small; results over three seeds on a larger world are in [LOG.md](../LOG.md). The
+# same cells run on real logs (`papermill … -p source movielens-1m`). The *What you should see* texts describe the
+# default parameters.
 
 # %% tags=["parameters"]
 source = "planted"
@@ -52,12 +53,13 @@ from torch import nn
 from bachlib.evaluate import diagnostics, evaluate, meaning
 from bachlib.experiment.stages import prepared, run_name, settings, trained
 from bachlib.files import output_dir, record
-from bachlib.model.methods import METHODS, build
+from bachlib.model import methods, plain, towers
+from bachlib.model.methods import build
 from bachlib.rank.ranks import sample_users
 from bachlib.show import plots
-from bachlib.train import Run, fit
+from bachlib.show.source import source_of
+from bachlib.train import Run, fit, loop
 
-# %%
 p = settings(globals())
 dataset = prepared(p)
 dataset
@@ -65,45 +67,74 @@ dataset
 # %% [markdown]
 # ## 1 · The table of methods
 #
-# A method is a user encoder and an objective; the item tower, $\tau$, the candidates and the optimiser are the same
-# for all. This table *is* the module `bachlib.model.methods`.
+# A method is a user encoder and an objective. All methods share the item tower, $\tau$, the candidates and the
+# optimiser. This is the table in the code, the counterpart of the paper's table of methods. `P` and `V` are the two
+# kernels; methods without a kernel have no $\pi_u$ and no $\kappa$:
 
 # %%
-pd.DataFrame([row._asdict() for row in METHODS.values()], index=METHODS.keys()).astype(object).fillna("–")
+source_of(methods, start="METHODS = {", stop="}  # fmt: skip")
 
 # %% [markdown]
-# Appendix B as code: an item is its frozen PureSVD row plus a small residual that starts at zero; a user is k learned
-# tokens that read the last 50 items through one Transformer layer; BACH has a second such tower for $\pi_u$ and a
-# small network for $\kappa$.
+# The towers (appendix B). $\mathbf{e}_i$ is the frozen PureSVD row of item $i$, and the last layer of the MLP starts at
+# zero:
+#
+# $$\mathbf{v}_i = \frac{\mathbf{e}_i + \mathrm{MLP}_\phi(\mathbf{e}_i)}
+# {\|\mathbf{e}_i + \mathrm{MLP}_\phi(\mathbf{e}_i)\|}, \qquad
+# (\mathbf{u}^{(1)}, \dots, \mathbf{u}^{(k)}) = F_\theta(\mathbf{x}_u), \qquad
+# \pi_u = \pi_\xi(\mathbf{x}_u), \qquad \kappa_r = e^{\rho_\psi(\mathbf{u}^{(r)})}.$$
+#
+# In $F_\theta$, k learned CLS tokens read the last 50 items through one Transformer layer. BACH has a second tower of
+# this kind, with one token, a linear layer and a softmax, for $\pi_u$, and a small network for $\kappa$. `plain` is the
+# tower as the paper describes it; `forward` computes the same for the CLS rows only, which is faster:
+
+# %%
+source_of(towers.ItemTower.embed, towers.ClsTower.plain, towers.Gate.forward, towers.KappaNet.forward)
 
 # %%
 model = build("p-bach", dataset, **p.model)
+history = torch.as_tensor(dataset.history(np.arange(3), "valid"))
+tokens = model.token_rows()[history.clamp(min=0)]  # (B, n, d)
+assert torch.allclose(model.encoder(tokens, history), model.encoder.plain(tokens, history), atol=1e-5)
 {name: sum(weights.numel() for weights in module.parameters()) for name, module in model.named_children()}
 
 # %% [markdown]
-# The interface is four functions. A history is item ids, padded on the left with −1:
+# The model has four functions: `encode`, `items`, `score` and `loss`. A history is a row of item ids, padded on the
+# left with −1:
 
 # %%
-history = dataset.history(np.arange(3), "valid")
-heads, log_pi, kappa = model.eval().encode(history)
+heads, log_pi, kappa = model.encode(history)
 tuple(heads.shape), log_pi.exp().sum(-1).tolist(), kappa.unique().tolist(), tuple(model.score(history).shape)
 
 # %% [markdown]
-# **What you should see.** Weights that sum to one, and $\kappa = 1/\tau \approx 14.3$ for every head: the last layer of
-# the $\kappa$-net starts at zero.
+# **What you should see.** The weights sum to one. $\kappa = 1/\tau \approx 14.3$ for every head, because the last layer
+# of the $\kappa$-net starts at zero.
 #
 # ## 2 · Train four methods
 #
-# Algorithm 1: a batch of windows, fresh uniform negatives shared by the batch, the batch's own positives as further
-# candidates, one Adam step. A copy of a row's own positive among the candidates is left out. Every fifth epoch (here:
-# every epoch) the validation AUPRC decides which weights are kept. What another notebook has trained is opened.
+# The loss of a step is $-\mathcal{F}$ (eq. 21), averaged over the batch. The candidates $\mathcal{C}_n$ are the
+# positives of the batch and fresh uniform negatives, which the whole batch shares. Another copy of a row's own positive
+# is left out. Here is the loss in its plain form. `model.loss` gives the same value faster:
+
+# %%
+source_of(plain.plain_step_loss)
+
+# %%
+positive, negatives = torch.tensor([5, 6, 5]), torch.arange(50)
+fast, slow = model.loss(history, positive, negatives), plain.plain_step_loss(model, history, positive, negatives)
+assert torch.isclose(fast, slow, rtol=1e-5)
+
+# %% [markdown]
+# One step of Algorithm 1: draw the negatives, compute the loss and its gradient, take an Adam step. (The lines about
+# `team` share the work between several processes.) Validation AUPRC is computed every fifth epoch (here: every epoch),
+# and the weights with the best value are kept. If another notebook has done the same training, its result is loaded.
+
+# %%
+source_of(loop, start="def step(self", stop="self.optimizer.step()")
 
 # %%
 names = ["p-bach", "all-multihead", "pos-multihead", "p-bach-global"]
 runs = {(name, s): trained(name, dataset, p, seed=s) for name in names for s in range(seed, seed + seeds)}
-first = {name: runs[name, seed] for name in names}  # whose curves are drawn
-
-# %%
+first = {name: runs[name, seed] for name in names}  # the trainings whose curves are drawn
 histories = {name: run.history for name, run in first.items()}
 shown = ["epoch", "step", "loss", "effective_heads", "head_cosine", "kappa_max", "valid_auprc"]
 histories["p-bach"].iloc[[0, -1]][shown].round(3)
@@ -112,62 +143,62 @@ histories["p-bach"].iloc[[0, -1]][shown].round(3)
 # ## 3 · The bound and its terms (eq. 21)
 
 # %%
+terms = histories["p-bach"][["reconstruction", "prior", "entropy"]].sum(axis=1)
+assert np.allclose(-histories["p-bach"]["loss"], terms)
 plots.elbo_terms(histories["p-bach"])
 
 # %% [markdown]
-# **What you should see.** Reconstruction does three fifths of the climbing. The prior is the price for guessing the
-# head in advance and the entropy what is refunded where several heads explain an item; it is at most $\log k$.
-
-# %%
-assert np.allclose(
-    -histories["p-bach"]["loss"], histories["p-bach"][["reconstruction", "prior", "entropy"]].sum(axis=1)
-)
-
-# %% [markdown]
+# **What you should see.** Reconstruction makes up three fifths of the rise. The prior is the cost of predicting the
+# head before the item is known. The entropy gives some of this back where several heads explain an item; it is at most
+# $\log k$.
+#
 # ## 4 · Concentrations without a prior
 #
-# $\kappa_r$ enters the ELBO only through $\mathrm{KL}(\gamma\,\|\,\gamma^{con})$, so it is pulled to the sharpness of
-# the contrastive posterior and nothing else has to hold it.
+# $\kappa_r$ enters the ELBO only through $\mathrm{KL}(\gamma\,\|\,\gamma^{con})$. So it moves to the sharpness of the
+# contrastive posterior. It needs no prior and no clipping.
 
 # %%
 plots.kappa_trajectories(histories["p-bach"], 1 / tau)
 
 # %% [markdown]
-# **What you should see.** All heads leave from $1/\tau$ and settle close together, near 24; on the way single users
-# reach 31. (The paper reports maxima of 20 to 30 for p-BACH at d = 64; a sphere of 8 dimensions is another one.)
+# **What you should see.** All heads start at $1/\tau$ and end close together, near 24. On the way single users reach
+# 31. (The paper reports maxima of 20 to 30 for p-BACH at d = 64. Here d = 8, so the two ranges cannot be compared.)
 #
-# ## 5 · Who is used
+# ## 5 · Which heads are used
 #
-# For BACH the share of a head is its mean $\gamma$; for the hard methods how often it is the argmax at the positive.
+# For BACH the share of a head is its mean $\gamma$. For the hard methods it is how often the head is the argmax at the
+# positive.
 
 # %%
 plots.head_usage(histories)
 
 # %% [markdown]
-# These are the first trainings. As a film, and pos-multihead with the next seed as well:
+# The figure shows the first training of each method. Below the same as an animation, with a second training of
+# pos-multihead (the next seed):
 
 # %%
 hard = {f"pos, seed {s}": run.history for (name, s), run in runs.items() if name == "pos-multihead" and s < seed + 2}
 plots.collapse_race({"p-bach": histories["p-bach"]} | hard)
 
 # %% [markdown]
-# **What you should see.** pos-multihead: the head that is ahead is trained more and gets further ahead. In the first
-# training one head has nearly four fifths of the positives at step 40, loses its place to others, and four remain. In
-# the second one head has everything from step 30 on, and nothing brings the others back. BACH never uses fewer than
-# five of its eight heads, and at the end about seven. all-multihead is in between: a head also lives from
-# being some negative's best.
+# **What you should see.** In pos-multihead the leading head is trained more, so it gets further ahead. In the first
+# training one head has nearly four fifths of the positives at step 40. Later it loses its place to others, and four
+# heads remain. In the second training one head has everything from step 30 on, and the others never come back. BACH
+# never uses fewer than five of its eight heads, and uses about seven at the end. all-multihead is in between: there a
+# head is also trained when it is the closest head to some negative.
 #
-# ## 6 · Who gets the gradient
+# ## 6 · Which heads get the gradient
 #
-# The share of $\|\partial\mathcal{L}/\partial\mathbf{u}^{(r)}\|$ that reaches head $r$, summed over the batch.
+# The figure shows the share of $\|\partial\mathcal{L}/\partial\mathbf{u}^{(r)}\|$ that reaches head $r$, summed over
+# the batch.
 
 # %%
 plots.gradient_heads(histories)
 
 # %% [markdown]
-# **What you should see.** For pos-multihead usage and gradient are the same thing: a head that is nobody's best is not
-# trained. Soft routing brings the gradient back to most heads, all-multihead keeps it on four or five. That alone does
-# not make heads *different*: look at their cosines.
+# **What you should see.** For pos-multihead usage and gradient are the same: a head that is closest to no positive is
+# not trained. Soft routing brings the gradient back to most heads. all-multihead keeps it on four or five. The gradient
+# alone does not make heads *different*. Their mean cosine shows this:
 
 # %%
 users = sample_users(dataset, min(p.max_eval, 2_000), seed)
@@ -175,27 +206,25 @@ encoded = {name: diagnostics.encode_users(run.model, dataset, users) for name, r
 {name: round(float(diagnostics.head_cosine(e.heads).mean()), 3) for name, e in encoded.items()}
 
 # %% [markdown]
-# BACH's heads are *not* far apart: in so few dimensions they share what is common to the user's interests, and a cosine
-# has to differ by $\tau$ only for a factor $e$ in the softmax. pos-multihead's lower cosine is no merit in itself:
-# three of its heads are hardly ever trained.
+# BACH's heads are *not* far apart. In so few dimensions they share what is common to the user's interests. And a
+# difference of $\tau$ between two cosines is already a factor $e$ in the softmax. The lower cosine of pos-multihead is
+# not an advantage: three of its heads are hardly ever trained.
 #
 # ## 7 · What the heads stand for
 #
-# A head's softmax over the *whole catalogue*, summed over the items of each planted interest $j$,
+# We take a head's softmax over the *whole catalogue* and sum it over the items of each planted interest $j$,
 #
 # $$p_r(j\mid u) = \sum_{i\in j} p_r(i\mid u).$$
 #
-# For one user, p-BACH's heads with their weights, and in the last row the planted truth. (In a real log nothing is
-# planted. There topics are the genres, or clusters of items that the same people like, and $\pi_u$ is *counted*: the
-# shares of the topics among all items of the user.)
+# The figure shows p-BACH's heads of one user with their weights. The last row is the planted $\pi_u$. (A real log has
+# no planted interests. There the topics are the genres, or clusters of items that the same people like. $\pi_u$ is then
+# *counted*: the share of each topic among all items of the user.)
 
 # %%
 topics = meaning.topics_of(dataset)
 wanted = meaning.topics_of_users(dataset, topics)[users]  # (U, g)
 member = topics.member / np.maximum(topics.member.sum(1, keepdims=True), 1)  # (n, g)
 known = "planted" if source == "planted" else "counted"
-
-# %%
 of_heads = {name: diagnostics.interest_of_heads(first[name].model, e.heads, member) for name, e in encoded.items()}
 found = {name: diagnostics.recovery(of_heads[name], e.log_pi, wanted) for name, e in encoded.items()}
 several = np.exp(-(wanted * np.log(wanted + 1e-12)).sum(1)) > 3.5
@@ -210,18 +239,20 @@ def heads_of_one(name: str, title: str):
 heads_of_one("p-bach", f"What p-BACH's heads stand for, for user {users[u]}")
 
 # %% [markdown]
-# **What you should see.** The heavy heads stand for the user's first two interests; most of the others are diffuse or
-# stand for what the user hardly wants. (We picked, among users with several interests, the one whose are best covered;
-# the table below has the mean over all.) And the codebook, whose heads are the same for everybody:
+# **What you should see.** The heads with large weights stand for the user's first two interests. Most other heads are
+# spread over many interests, or stand for interests the user hardly has. (Among users with several interests we picked
+# the one whose interests are covered best. The table in section 9 has the mean over all users.)
+#
+# The same user in the codebook, where all users share the heads:
 
 # %%
-heads_of_one("p-bach-global", "The codebook's prototypes: topics for all users; only the weights are this user's")
+heads_of_one("p-bach-global", "The codebook's prototypes are the same for all users; only the weights are this user's")
 
 # %% [markdown]
 # ## 8 · Is $\pi_u$ recovered?
 #
-# What the model expects of interest $j$ is $q_j = \sum_r \pi_u^{(r)}\, p_r(j\mid u)$. Methods without weights weigh
-# their heads equally. The overlap $\sum_j \min(q_j, \pi_j)$ is 1 if they agree.
+# The model expects interest $j$ with the share $q_j = \sum_r \pi_u^{(r)}\, p_r(j\mid u)$. Methods without $\pi_u$
+# weight their heads equally. The overlap $\sum_j \min(q_j, \pi_j)$ is 1 if $q$ and $\pi_u$ agree.
 
 # %%
 plots.pi_recovered({name: found[name].weights for name in names[:3]}, wanted, known)
@@ -230,15 +261,17 @@ plots.pi_recovered({name: found[name].weights for name in names[:3]}, wanted, kn
 mean_user = np.minimum(wanted.mean(0), wanted).sum(1).mean()
 history = np.stack([member[h[h >= 0]].sum(0) for h in dataset.history(users, "test", p.n_hist)])
 counted = np.minimum(history / np.maximum(history.sum(1, keepdims=True), 1e-12), wanted).sum(1).mean()
-f"the same guess for everybody: {mean_user:.3f}; counting topics in the history, which no model is told: {counted:.3f}"
+f"one guess for all users: {mean_user:.3f}; counting the topics of the history: {counted:.3f}"
 
 # %% [markdown]
-# **What you should see.** With weights BACH spreads along the line, 0.60, where equal ones stay low; one guess for
-# everybody has 0.41. Counting genres is better, 0.71, and of course knows the genres.
+# **What you should see.** BACH's shares follow the line; the overlap is 0.60. With equal weights the shares stay low.
+# One guess for all users reaches 0.41. Counting the genres in the history is better, 0.71, but it uses the genres,
+# which the models never see.
 #
-# ## 9 · All of it in one table
+# ## 9 · All results in one table
 #
-# Accuracy on the test items over the full catalogue, every earlier item excluded. Means over the seeds, and the range.
+# Accuracy on the test items over the full catalogue, with every earlier item excluded. Each cell is the mean over the
+# seeds, with the range.
 
 
 # %%
@@ -266,16 +299,16 @@ table.agg(lambda values: f"{values.mean():.3f} ({values.min():.3f}–{values.max
 
 # %% [markdown]
 # **What you should see, and what not.** In both trainings BACH uses more heads than the hard methods and comes closest
-# to $\pi_u$. On average it also covers the user's interests best; but the training of pos-multihead that kept four
-# heads covers more. In accuracy BACH and all-multihead have the same mean, and the two trainings of all-multihead
-# (R@50 0.10 and 0.12) lie far apart. Over three seeds on 2,000 users (`params/teaching.yaml`; the table is in the
-# README) both have the same recall, too. A codebook of 8 prototypes cannot hold 16 interests: its heads are the most
-# distinct and serve worst.
+# to $\pi_u$. On average it also covers the user's interests best. But the training of pos-multihead that kept four
+# heads covers more. In accuracy BACH and all-multihead have the same mean, and the two trainings of all-multihead (R@50
+# 0.10 and 0.12) are far apart. Over three seeds on 2,000 users (`params/teaching.yaml`, results in [LOG.md](../LOG.md))
+# both have the same recall, too. A codebook of 8 prototypes cannot hold 16 interests: its heads are the most distinct,
+# and its accuracy is the lowest.
 #
-# ## 10 · Bring your own encoder
+# ## 10 · Use your own encoder
 #
 # The paper calls BACH encoder-agnostic. An encoder is any module that takes the tokens of the history and the history
-# itself and returns k vectors. Here an MLP on the mean of the history:
+# itself and returns k vectors. Here it is an MLP on the mean of the history:
 
 
 # %%
@@ -291,9 +324,9 @@ class MeanMlp(nn.Module):
 
 
 # %% [markdown]
-# An item tower is any module that turns ids into vectors; here a genre as a side feature beside the PureSVD row, for an
-# item with several the rarest. (In the planted world the genre *is* the interest, so the feature is worth more than it
-# would be in life.)
+# An item tower is any module that turns ids into vectors. Here the genre is a side feature beside the PureSVD row. If
+# an item has several genres, we take the rarest. (In the planted world the genre *is* the interest. So the feature
+# helps more than it would on real data.)
 
 
 # %%
@@ -322,11 +355,11 @@ look = histories["p-bach"].dropna(subset="valid_auprc").iloc[0]
 }
 
 # %% [markdown]
-# ## 11 · Stop and go on
+# ## 11 · Stop and resume
 #
-# `fit` writes its state every half minute and at every epoch. Stopped in any way and called again with the same
-# arguments, it arrives at the same weights *to the bit*. Here two epochs at once, and one epoch with a second call for
-# the other:
+# `fit` writes its state every half minute and after every epoch. If it is stopped and called again with the same
+# arguments, it ends with the same weights *to the bit*. We check this: two epochs in one call, against one epoch
+# followed by a second call:
 
 
 # %%
@@ -343,8 +376,8 @@ resumed = codebook(2, "resumed", fresh=False)
 assert all(torch.equal(weights, whole[name]) for name, weights in resumed.items())
 
 # %% [markdown]
-# On several processes: `torchrun --nproc-per-node 2 -m bachlib.cli train p-bach --data outputs/data/…`. Rows are shared
-# out, gradients averaged, and the candidate set stays that of the joint batch.
+# To train on several processes: `torchrun --nproc-per-node 2 -m bachlib.cli train p-bach --data outputs/data/…`. Each
+# process takes a part of the rows. Gradients are averaged, and the candidate set is still that of the whole batch.
 #
 # ## Exercises
 #
@@ -352,19 +385,20 @@ assert all(torch.equal(weights, whole[name]) for name, weights in resumed.items(
 #
 # <details><summary>Answer</summary>
 #
-# The heads start closer and stay close (cosine 0.81 and 0.93 over two seeds instead of 0.60 and 0.73), and fewer
-# interests are some head's first (3.7 and 2.7 instead of 5.8 and 4.8). R@50 hardly changes. And all eight heads are in
-# use, also by all-multihead: heads that are alike are used alike. How many heads are used says little without how
-# different they are.
+# The heads start closer together and stay close (cosine 0.81 and 0.93 over two seeds instead of 0.60 and 0.73). Fewer
+# interests are the first interest of some head (3.7 and 2.7 instead of 5.8 and 4.8). R@50 hardly changes. All eight
+# heads are in use, also by all-multihead: heads that are similar are used equally. So the number of used heads says
+# little without their difference.
 # </details>
 #
-# 2. Give the embeddings room: `d = 16`. What becomes of p-BACH beside one vector (`trained("standard", dataset, p)`)?
+# 2. Give the embeddings more room: `d = 16`. How does p-BACH compare with one vector
+#    (`trained("standard", dataset, p)`)?
 #
 # <details><summary>Answer</summary>
 #
 # With d = 8 p-BACH has R@50 0.118 and 0.114 over two seeds, one vector 0.109 and 0.112: a small lead. With d = 16 it is
-# 0.114 and 0.120 against 0.139 and 0.125: one vector wins. With as many dimensions as interests it can lean towards
-# several of them at once. Several heads can pay where interests outnumber what one direction can hold.
+# 0.114 and 0.120 against 0.139 and 0.125: one vector wins. With as many dimensions as interests, one vector can point
+# towards several interests at once. Several heads can help where a user has more interests than one direction can hold.
 # </details>
 #
 # 3. Give the codebook 16 prototypes, `trained("p-bach-global", dataset, p, k=16)`. How many are used, and what happens
@@ -372,8 +406,8 @@ assert all(torch.equal(weights, whole[name]) for name, weights in resumed.items(
 #
 # <details><summary>Answer</summary>
 #
-# 14 and 15 over two seeds, and R@50 rises from 0.07 and 0.08 to 0.09 and 0.10: as many topics as interests. The paper
-# uses 128 and 256 on real data.
+# 14 and 15 are used over two seeds. R@50 rises from 0.07 and 0.08 to 0.09 and 0.10: now there are as many prototypes as
+# interests. The paper uses 128 and 256 on real data.
 # </details>
 
 # %%
@@ -389,4 +423,4 @@ record(
 )
 
 # %% [markdown]
-# **Next:** [`05_evaluate`](05_evaluate.ipynb): what these numbers are worth.
+# **Next:** [`05_evaluate`](05_evaluate.ipynb) asks how reliable these numbers are.

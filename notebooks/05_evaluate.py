@@ -14,16 +14,16 @@
 # ---
 
 # %% [markdown]
-# # 05 · A margin of 0.002 needs an interval, and a protocol nobody can trip over
+# # 05 · A margin of 0.002 needs an interval and a strict protocol
 #
-# **Question.** The paper's margins are 0.001 to 0.003 on one seed. Which of them can one see, for whom and where in the
-# ranking is BACH better, and what would the usual mistakes have done to the numbers?
+# **Question.** The paper's margins are 0.001 to 0.003 on one seed. Which of them can we see? For which users, and where
+# in the ranking, is BACH better? What would the usual mistakes have done to the numbers?
 #
-# **You need** `04_train` for the methods. **CPU minutes:** one to one and a half; after `04_train`, whose trainings
-# it uses, half of that.
+# **You need** `04_train` for the methods. **CPU minutes:** one to one and a half; half of that after `04_train`,
+# because the trainings are shared.
 #
-# The same cells run on real logs (`papermill … -p source movielens-1m`); what you should see is said of the values
-# below.
+# The same cells run on real logs (`papermill … -p source movielens-1m`). The *What you should see* texts describe the
+# default parameters.
 
 # %% tags=["parameters"]
 source = "planted"
@@ -59,12 +59,12 @@ from bachlib.train import Run, fit
 # %% [markdown]
 # ## 1 · The protocol
 #
-# > **Task.** A user's last 10 items are for test, the 10 before for validation; the history is everything earlier, of
-# > which the model sees the last 50.<br>
-# > **Candidates.** The *whole* catalogue but every earlier item of the user. Equal scores rank by item number.<br>
+# > **Task.** A user's last 10 items are for test, the 10 before for validation. The history is everything earlier; the
+# > model sees its last 50 items.<br>
+# > **Candidates.** The *whole* catalogue except every earlier item of the user. Equal scores rank by item number.<br>
 # > **Users.** All, or 10,000 drawn with a seed; the same for every method.<br>
-# > **Metrics.** Recall@10, 50, 100; NDCG@100, whose ideal has all 10 items first; AUPRC: average precision over the
-# > full ranking; AP@100. Means over users.<br>
+# > **Metrics.** Recall@10, 50, 100; NDCG@100, whose ideal ranking has all 10 items first; AUPRC, the average precision
+# > over the full ranking; AP@100. All are means over users.<br>
 # > **Weights.** Those of the epoch with the best *validation* AUPRC. Nothing is ever chosen on the test items.
 
 # %%
@@ -81,14 +81,14 @@ ours = found["p-bach", seed]
 ours.protocol
 
 # %% [markdown]
-# `evaluate` gives a row per user, so that two methods can be compared user by user:
+# `evaluate` returns a row per user, so that two methods can be compared user by user:
 
 # %%
 ours.per_user[["R@10", "R@50", "R@100", "NDCG@100", "AUPRC", "AP@100"]].head()
 
 # %% [markdown]
-# No ranking is ever sorted for this. The rank of a held-out item is how many items score higher, and every metric
-# follows from the ten ranks. The same from a sorted list, for one user:
+# This needs no sorting. The rank of a held-out item is one plus the number of items that score higher, and every metric
+# follows from the ten ranks. We check this with a sorted list for one user:
 
 # %%
 u = int(ours.per_user.index[7])
@@ -107,17 +107,17 @@ by_hand
 # %% [markdown]
 # ## 2 · The table
 #
-# The paper's layout. Seeds of a method are one row; ± is half of the 95% interval over *redrawn users and redrawn
-# seeds*; ▲ and ▼ mark what differs from all-multihead.
+# The layout is the paper's. The seeds of a method are combined in one row. ± is half of the 95% interval over *redrawn
+# users and redrawn seeds*. ▲ and ▼ mark differences from all-multihead.
 
 # %%
 made = table(list(found.values()), baseline="all-multihead")
 made
 
 # %% [markdown]
-# **What you should see.** The ± of a mean is large, because users differ, and largest for all-multihead, because its
-# two trainings do. Compared *user by user* what users differ in cancels in part; the gains over all-multihead, with
-# their own intervals, and below them what each seed alone would say:
+# **What you should see.** The ± of a mean is large, because users differ. It is largest for all-multihead, because its
+# two trainings differ. A comparison *user by user* removes part of the differences between users. Below are the gains
+# over all-multihead with their own intervals, and then the gain of each seed alone:
 
 # %%
 made.gains
@@ -131,12 +131,12 @@ for s in range(seed, seed + seeds):
 {how: f"{gain.value:+.0%} [{gain.low:+.0%}, {gain.high:+.0%}]" for how, gain in gains.items()}
 
 # %% [markdown]
-# **What you should see.** Where users are not paired the interval is half as wide again and more. And one seed knows
-# nothing of another training: the first is sure that p-BACH gains a fifth of all-multihead's AUPRC, the second nearly
-# sure that it loses a tenth. Two or three seeds are a rough guess of how far trainings lie apart. At this scale (a few
-# hundred users, two epochs, two seeds) nothing can be said about the two: every interval over users *and* seeds holds
-# zero. On MovieLens-1M with three seeds it can, and the table is in the README. A table also refuses what cannot be
-# compared:
+# **What you should see.** Without pairing the interval is at least half as wide again. And the interval of one seed
+# does not include variation between trainings. The first seed says with confidence that p-BACH gains a fifth of
+# all-multihead's AUPRC. The second says, nearly with confidence, that it loses a tenth. Two or three seeds give a rough
+# estimate of how much trainings vary. At this scale (a few hundred users, two epochs, two seeds) we cannot say which of
+# the two is better: every interval over users *and* seeds contains zero. On MovieLens-1M with three seeds we can; that
+# table is in the [README](../README.md). A table also rejects results that cannot be compared:
 
 # %%
 try:
@@ -145,15 +145,15 @@ except Exception as error:
     print(error)
 
 # %% [markdown]
-# ## 3 · For whom?
+# ## 3 · For which users?
 
 # %%
 theirs = found["all-multihead", seed]
 plots.wins_and_losses(ours.per_user["AUPRC"] - theirs.per_user["AUPRC"], "p-bach", "all-multihead", "AUPRC")
 
 # %% [markdown]
-# **What you should see.** Not a lift for everybody: of the first pair of trainings, where p-BACH is ahead, 55% of the
-# users gain and 45% lose, many of them more than the mean.
+# **What you should see.** Not every user gains. In the first pair of trainings, where p-BACH is ahead, 55% of the users
+# gain and 45% lose, many of them more than the mean.
 #
 # ## 4 · Where in the ranking?
 
@@ -172,14 +172,15 @@ for low, high in pairwise(edges):
 plots.gain_by_depth(pd.DataFrame(rows, columns=["band", "value", "low", "high"]), "p-bach", "all-multihead")
 
 # %% [markdown]
-# **What you should see.** The bars add up to zero: what is won in one band is missing in another. The paper says the
-# gains concentrate at the top. Here, over both seeds, every interval holds zero but one of seven, and not at the top.
+# **What you should see.** The bars add up to zero: an item gained in one band is missing in another. The paper says
+# that the gains are at the top. Here, over both seeds, all intervals but one of seven contain zero, and this one is not
+# at the top.
 #
 # ## 5 · What the slates are like
 #
-# Hit rate, novelty (bits), popularity bias (0: as popular as the user's history), diversity (1 − cosine of genres),
-# interests (share of the genres of the user's next items that the slate meets), and how much of the catalogue is shown
-# to anybody. All of the first 100 items:
+# A slate is the list of the first 100 items. The columns are: hit rate; novelty (bits); popularity bias (0: as popular
+# as the user's history); diversity (1 − cosine of genres); interests (the share of the genres of the user's next items
+# that are in the slate); coverage (the share of the catalogue that at least one user is shown).
 
 # %%
 shown = ["HR@100", "novelty@100", "popularity bias@100", "diversity@100", "interests@100", "coverage@100"]
@@ -188,8 +189,8 @@ pd.DataFrame({name: found[name, seed].means for name in names}).T.reindex(column
 # %% [markdown]
 # ## 6 · What the heads do on held-out items
 #
-# Each head is asked about the items the user went on to like, with the whole catalogue as candidates: responsibilities
-# $\gamma$ (eq. 19), the gap $\mathrm{KL}(\gamma\,\|\,\gamma^{con})$ (eq. 20), effective heads
+# We score the items that the user liked next with each head, with the whole catalogue as candidates. The table has the
+# responsibilities $\gamma$ (eq. 19), the gap $\mathrm{KL}(\gamma\,\|\,\gamma^{con})$ (eq. 20) and the effective heads
 # $\exp H(\overline{\gamma})$.
 
 # %%
@@ -198,20 +199,21 @@ looked = ["pos-multihead", "all-multihead", "p-bach"]
 pd.DataFrame({name: diagnostics.summary(runs[name, seed].model, dataset, users) for name in looked}).T.round(3)
 
 # %% [markdown]
-# **What you should see.** A gap of two hundredths of a nat: also on items it was not trained on, the cheap posterior
-# is nearly the right one. $\kappa$ stays bounded; the paper's range for the largest $\kappa$ at d = 64 is:
+# **What you should see.** A gap of two hundredths of a nat: also on items that were not in training, the cheap
+# posterior is nearly the tight one. $\kappa$ stays bounded. The paper's range for the largest $\kappa$ at d = 64 is:
 
 # %%
 collapse = diagnostics.collapse(runs["p-bach", seed].history).iloc[-1]
 paper.kappa_range("p-bach"), f"collapse index in the last epoch {collapse['collapse']:.2f} (0: all heads used alike)"
 
 # %% [markdown]
-# ## 7 · Can $\pi_u$ be believed?
+# ## 7 · Is $\pi_u$ calibrated?
 #
-# If $\pi_u$ is right, head $r$ explains a share $\pi_u^{(r)}$ of what the user does next: the fixed point of the M-step
-# (eq. 22), here on held-out items. The responsibilities contain $\pi_u$ themselves, so there is a second, outside look:
-# the genres a user's heads promise, $q_j = \sum_r \pi_u^{(r)} p_r(j\mid u)$, against the genres of his next ten items.
-# (A log without genres, or with thousands, has clusters of items that the same people like in their place.)
+# If $\pi_u$ is right, head $r$ explains a share $\pi_u^{(r)}$ of what the user does next. This is the fixed point of
+# the M-step (eq. 22), here on held-out items. The responsibilities contain $\pi_u$ themselves, so we also check from
+# outside: the shares of genres that a user's heads predict, $q_j = \sum_r \pi_u^{(r)} p_r(j\mid u)$, against the genres
+# of the next ten items. (If a log has no genres, or thousands, clusters of items that the same people like take their
+# place.)
 
 # %%
 topics = meaning.topics_of(dataset)
@@ -229,18 +231,18 @@ plots.calibration_curves(
 )
 
 # %% [markdown]
-# **What you should see.** All of them near the diagonal where the counts are (large dots): $\pi_u$ says what it means,
-# also to somebody who only looks at genres. Promises above a half are too few to judge. (Equal shares would be
-# calibrated, too, and say nothing; that $\pi_u$ tells users apart is in `04_train`.)
+# **What you should see.** All curves are near the diagonal where there are many counts (large dots). So $\pi_u$ is
+# calibrated, also by the genres alone. There are too few predictions above a half to judge them. (Equal shares would be
+# calibrated, too, and have no information. That $\pi_u$ differs between users is shown in `04_train`.)
 #
 # ## 8 · The traps
 #
-# Each of these has been seen in public code. All are computed here, on the same models:
+# Each of these mistakes has been seen in public code. We compute all of them here, on the same models:
 #
-# - **ideal of hits**: the ideal of NDCG has only the items that were found;
+# - **ideal of hits**: the ideal ranking of NDCG has only the items that were found;
 # - **set order**: the list went through a Python `set` before NDCG;
-# - **100 sampled negatives** called "full";
-# - **history not excluded**, or only the 50 items the encoder sees.
+# - **100 sampled negatives** reported as a "full" ranking;
+# - **history not excluded**, or only the 50 items that the encoder sees.
 
 # %%
 rows = []
@@ -259,9 +261,9 @@ changes = pd.DataFrame(rows)
 plots.trap_changes(changes)
 
 # %% [markdown]
-# **What you should see.** Sampled negatives multiply R@10 by fifteen and more; an ideal of hits more than doubles NDCG;
-# a set scrambles the list; what is not excluded takes places away. They also change how far apart two methods are: look
-# at what is left of p-BACH's gain over all-multihead in the first pair of trainings.
+# **What you should see.** Sampled negatives multiply R@10 by fifteen and more. An ideal of hits more than doubles NDCG.
+# A set destroys the order of the list. Items that are not excluded take places from others. The traps also change the
+# difference between two methods. The table shows p-BACH's gain over all-multihead in the first pair of trainings:
 
 # %%
 pivot = changes.pivot(index="trap", columns="method", values="wrong")
@@ -270,11 +272,11 @@ pivot.loc["the right NDCG@100"] = {name: found[name, seed].means["NDCG@100"] for
 pivot.assign(gain=pivot["p-bach"] / pivot["all-multihead"] - 1).round(3)
 
 # %% [markdown]
-# Of a gain of 20% in NDCG an ideal of hits leaves 12%. Of 13% in R@10 sampled negatives leave 8%, and where nothing is
-# excluded it is gone.
+# In NDCG the gain is 20%; with an ideal of hits it is 12%. In R@10 it is 13%; with sampled negatives it is 8%, and if
+# nothing is excluded it disappears.
 #
-# - **Picked on the test items**: the epoch with the best *test* number instead of the best validation number. One more
-#   epoch at a time (a run goes on where it stopped, to the bit), and a look at both after each:
+# - **Picked on the test items**: the epoch with the best *test* number instead of the best validation number. We train
+#   one epoch at a time (a run resumes exactly where it stopped) and measure both after each:
 
 # %%
 looks, folder = {"valid": [], "test": []}, output_dir("runs", f"peeking-{run_name(p, dataset)}")
@@ -288,8 +290,8 @@ looks = {split: np.stack(values) for split, values in looks.items()}  # (epochs,
 pd.DataFrame({split: values.mean(1) for split, values in looks.items()}, pd.Index(range(1, 7), name="epoch")).round(4).T
 
 # %% [markdown]
-# The best of six test numbers is never below the one validation chose. How far above depends on how noisy a look is;
-# here with test sets of so many users, drawn a thousand times:
+# The best of six test numbers is never below the one that validation chose. How far above depends on the noise of a
+# measurement. Here are test sets of different sizes, each drawn a thousand times:
 
 # %%
 rng, lift = np.random.default_rng(seed), {}
@@ -303,28 +305,28 @@ for n in (50, 200, len(users)):
 lift
 
 # %% [markdown]
-# - **Ties in time broken by item number**: what was liked in the same second is put in the order of item ids, an order
-#   a model can learn. The data is prepared again, and p-BACH trained again:
+# - **Ties in time broken by item number**: items liked in the same second are put in the order of item ids. A model can
+#   learn this order. We prepare the data again and train p-BACH again:
 
 # %%
 tied = prepared(p.model_copy(update={"ties": "item"}))
 at = np.flatnonzero(np.asarray(tied.sequences) != np.asarray(dataset.sequences))
 sorted_ties = evaluate(trained("p-bach", tied, p), tied, **few)
 change = sorted_ties.means["NDCG@100"] / ours.means["NDCG@100"] - 1
-f"{len(at) / len(tied.sequences):.1%} of the places hold another item; NDCG@100 of p-bach changes by {change:+.1%}"
+f"{len(at) / len(tied.sequences):.1%} of the places hold a different item; NDCG@100 of p-bach changes by {change:+.1%}"
 
 # %% [markdown]
-# **What you should see.** Peeking pays most where the test set is small. Sorting ties moves a
-# fifth of the items and is worth nothing here beyond noise. It is said to be worth 20% NDCG on MovieLens-1M, where 42%
-# of the likes tie with the one before; by this protocol it is not (0.2474 against 0.2471, p-BACH, five epochs): ten
-# held-out items are a *set*, and order inside it does not count. A protocol that asks for the single next item is
-# another matter.
+# **What you should see.** Choosing on the test items helps most where the test set is small. Sorting ties moves a fifth
+# of the items and changes nothing here beyond noise. It is said to be worth 20% NDCG on MovieLens-1M, where 42% of the
+# likes tie with the one before. By this protocol it is not (0.2474 against 0.2471, p-BACH, five epochs): the ten
+# held-out items are a *set*, and their order does not count. A protocol that asks for the single next item would be
+# affected.
 #
-# ## 9 · Paper next to ours
+# ## 9 · The paper beside our results
 #
-# The paper's numbers are data (`params/paper_tables.yaml`). Absolute values of different data sets cannot be compared;
-# relative gains over all-multihead can at least be looked at side by side. (By AUPRC we mean the full ranking; the
-# paper's text can also be read as AP@100, see `metrics.average_precision`.)
+# The paper's numbers are stored as data (`bachlib/evaluate/paper_tables.yaml`). Absolute values of different data sets
+# cannot be compared. Relative gains over all-multihead can at least be shown side by side. (By AUPRC we mean the full
+# ranking. The paper's text can also be read as AP@100, see `metrics.average_precision`.)
 
 # %%
 mine = made.numbers.loc[made.numbers["method"] == "p-bach", ["metric", "gain", "gain_low", "gain_high"]]
@@ -339,47 +341,47 @@ plots.paper_and_ours(pd.concat([mine, printed]), "all-multihead")
 paper.beside(made.means, source if source in ("taobao", "netflix") else "movielens-20m").round(3)
 
 # %% [markdown]
-# **What you should see.** The paper's gains of 0 to 10% as diamonds (from rounded numbers: a gain of 0.002 on 0.067 may
-# be anything from 1.5 to 4.5%), ours with intervals.
+# **What you should see.** The paper's gains of 0 to 10% as diamonds, ours with intervals. (The paper's gains come from
+# rounded numbers: a gain of 0.002 on 0.067 may be anything from 1.5 to 4.5%.)
 #
 # ## 10 · Cold users
 #
-# So far every evaluated user was also trained on (his earlier items were). `dataset.strict()` leaves a share of the
-# users out of the windows, of PureSVD and of the counts, and `evaluate` looks at those only:
+# So far the earlier items of every evaluated user were in training. `dataset.strict()` leaves a share of the users out
+# of the windows, of PureSVD and of the counts. `evaluate` then uses only these cold users:
 
 # %%
 strict = dataset.strict(share=0.2, seed=seed)
 cold, warm = evaluate(trained("standard", strict, p), strict, **few), found["standard", seed]
 both = cold.per_user.index.intersection(warm.per_user.index)
 cold, warm = (e.per_user.loc[both, "R@50"].mean() for e in (cold, warm))
-f"{len(both)} users: R@50 {cold:.3f} cold, {warm:.3f} when trained on them too"
+f"{len(both)} users: R@50 {cold:.3f} if cold, {warm:.3f} if they are in training"
 
 # %% [markdown]
 # ## Exercises
 #
-# 1. Why does `paired_bootstrap` draw the same users for both methods, but each method's seeds on their own?
+# 1. Why does `paired_bootstrap` draw the same users for both methods, but draw the seeds of each method separately?
 #
 # <details><summary>Answer</summary>
 #
-# A user who is easy for one method is easy for the other; a seed that is lucky for one is not for the other. Drawing
-# seeds in pairs would lend a chance agreement of two or three runs the weight of evidence: with two seeds the width of
-# the interval then depends on which run is called the first.
+# A user who is easy for one method is easy for the other. A seed that is lucky for one method is not lucky for the
+# other. Drawing seeds in pairs would treat a chance agreement of two or three runs as evidence: with two seeds the
+# width of the interval would depend on which run is called the first.
 # </details>
 #
-# 2. With how many users would the gain in AUPRC of section 2 be visible if it were 1%? (The width goes with
+# 2. Suppose the gain in AUPRC of section 2 were 1%. How many users would be needed to see it? (The width goes with
 #    $1/\sqrt{n}$.)
 #
 # <details><summary>Answer</summary>
 #
 # The paired interval with one seed has a half width of about 14% with 417 users. For 1% one needs 14² times as many:
-# about 80,000. (On MovieLens-1M a user's AUPRC is less erratic: 1.6% with 2,380.) The paper evaluates 10,000.
+# about 80,000. (On MovieLens-1M the AUPRC of users varies less: 1.6% with 2,380.) The paper evaluates 10,000.
 # </details>
 #
-# 3. The ideal of NDCG with only the hits: construct a model that is perfect by it and useless.
+# 3. NDCG with an ideal of hits: construct a model that is perfect by it and useless.
 #
 # <details><summary>Answer</summary>
 #
-# One that puts one relevant item first and nothing else relevant in its list: DCG 1, ideal 1, NDCG 1, Recall 1/10.
+# A model that puts one relevant item first and no other relevant item in its list: DCG 1, ideal 1, NDCG 1, Recall 1/10.
 # </details>
 
 # %%

@@ -14,14 +14,15 @@
 # ---
 
 # %% [markdown]
-# # 06 · Heads have names, and π_u is a profile one can read
+# # 06 · Heads have names, and π_u is a profile that people can read
 #
 # **Question.** BACH gives a user heads $\mathbf u^{(r)}$, weights $\pi_u^{(r)}$ and concentrations $\kappa_r$. What
-# does a head stand for? Can $\pi_u$ be read, compared between users, and believed? Does $\kappa_r$ say how tight an
+# does a head stand for? Can we read $\pi_u$, compare it between users, and trust it? Does $\kappa_r$ say how tight an
 # interest is?
 #
-# **You need** `04_train` for where the heads come from. **CPU minutes:** one. Heads count from 0, as in serving. *What
-# you should see* is said of the planted world with the values below; another log has other names and numbers.
+# **You need** `04_train` for where the heads come from. **CPU minutes:** one. Heads are numbered from 0, as in serving.
+# The *What you should see* texts describe the planted world with the default parameters; another log has other names
+# and numbers.
 
 # %% tags=["parameters"]
 source = "planted"
@@ -65,22 +66,22 @@ runs = {
 }
 models = {name: run.model for name, run in runs.items()}
 drawn = np.random.default_rng(seed).permutation(dataset.n_users)[:1000]
-users = np.union1d(drawn, [user])  # whom we look at
+users = np.union1d(drawn, [user])  # the users of this notebook
 me = int(np.searchsorted(users, user))
 encoded = {name: diagnostics.encode_users(model, dataset, users) for name, model in models.items()}
 pi = {name: e.log_pi.exp().numpy() for name, e in encoded.items()}
 dataset, {name: tuple(e.heads.shape) for name, e in encoded.items()}
 
 # %% [markdown]
-# Two models, and a small third one for a triangle; what another notebook has trained already is opened. *Personal* is
-# p-BACH: every user has heads of their own. *Codebook* is p-bach-global: all users share the prototypes and differ in
-# $\pi_u$ only. We look at 1,000 users at most.
+# We use two models, and a small third one for a triangle plot. If another notebook has trained them, they are loaded.
+# *Personal* is p-BACH: every user has their own heads. *Codebook* is p-bach-global: all users share the heads, called
+# prototypes, and differ only in $\pi_u$. We use at most 1,000 users.
 #
 # ## 1 · A name for each head
 #
-# A head's softmax over the catalogue (eq. 12) gives $p_r(g)$, the share of its items that have topic $g$. Topics are
-# the genres; where a log has none, or thousands, 16 clusters of items that the same people like. Against the share
-# $p(g)$ among all likes that is the *lift*
+# A head's softmax over the catalogue (eq. 12) gives $p_r(g)$, the share of its items that have topic $g$. The topics
+# are the genres. If a log has no genres, or thousands, the topics are 16 clusters of items that the same people like.
+# $p(g)$ is the share of topic $g$ among all likes. The ratio is called the *lift*, and it gives the head its name:
 #
 # $$\mathrm{lift}_r(g) = \frac{p_r(g)}{p(g)}, \qquad
 # \mathrm{name}_r = \mathrm{argmax}_g\; p_r(g) \log \mathrm{lift}_r(g).$$
@@ -98,13 +99,14 @@ names["codebook"]
 plots.head_lift(meaning.lift(share["codebook"], topics.likes), names["codebook"], topics.names)
 
 # %% [markdown]
-# **What you should see.** Most prototypes are one warm cell: six to thirteen times as much of one genre as people like
-# on average. Nobody told the model about genres. Jazz, Noir and Sports have to share a prototype, and one is *mixed*:
-# a little of everything.
+# **What you should see.** Most prototypes have one warm cell: six to thirteen times as much of one genre as people like
+# on average. The model never saw the genres. Jazz, Noir and Sports share a prototype, and one prototype is *mixed*: a
+# little of everything.
 #
-# The slots of the personal model are another matter. Slot $r$ is a token that reads *your* history, and may stand for
-# something else for everybody. The largest lift of the average over users is never above the average of each user's
-# largest. How far it is below says how mixed a slot is:
+# The heads of the personal model are different. Slot $r$ is a token that reads *one user's* history, so it may stand
+# for something else in every user. For each slot we compare two numbers: the largest lift of the average over users,
+# and the average of each user's largest lift. The first is never above the second. The further it is below, the more
+# mixed the slot is:
 
 # %%
 slot = meaning.lift(share["personal"], topics.likes).max(1)
@@ -114,7 +116,7 @@ assert (own > slot - 1e-3).all(), "a mean of maxima is not below the maximum of 
 pd.DataFrame({"slot": names["personal"], "lift of the slot": slot, "lift for its users": own}).round(1)
 
 # %% [markdown]
-# So names are for a codebook's heads, or for the heads of *one* user. For the user of the parameters:
+# So we can name the heads of a codebook, or the heads of *one* user. For the user of the parameters cell:
 
 # %%
 own_names = meaning.head_names(of_heads["personal"][me], topics)
@@ -124,16 +126,16 @@ mine.sort_values("π", ascending=False).round(2)
 # %% [markdown]
 # ## 2 · A map of items and heads
 #
-# UMAP draws the item embeddings in the plane: neighbours by cosine stay neighbours, distances between far groups mean
-# nothing. A head stands among the items nearest to it. Of a large catalogue the 6,000 most liked items are drawn. The
-# layout is computed once and kept in `outputs/layouts`.
+# UMAP draws the item embeddings in the plane. Neighbours by cosine stay neighbours; distances between far groups have
+# no meaning. A head is placed among the items nearest to it. Of a large catalogue only the 6,000 most liked items are
+# drawn. The layout is computed once and cached in `outputs/layouts`.
 
 # %%
 popular = np.sort(np.argsort(-dataset.items["n_users"].to_numpy(), kind="stable")[:6000])
 items = models["codebook"].items().detach().numpy()[popular]
-heads = encoded["codebook"].heads[0].numpy()  # the same for everybody
+heads = encoded["codebook"].heads[0].numpy()  # all users share them
 xy, head_xy = layout(items, heads, seed)
-assert (layout(items, heads, seed)[0] == xy).all(), "a layout that is there is read"
+assert (layout(items, heads, seed)[0] == xy).all(), "a cached layout is read again"
 kind = topics.first  # one topic per item
 titles = np.array(dataset.titles)
 words = [", ".join(np.array(topics.names)[row > 0]) for row in topics.member]
@@ -145,14 +147,14 @@ of, weight = encoded["codebook"], pi["codebook"].mean(0)
 typical = of._replace(heads=of.heads[:1], log_pi=of.log_pi.exp().mean(0, keepdim=True).log(), kappa=of.kappa[:1])
 best_head = diagnostics.explained(models["codebook"], typical, popular[None]).gamma[0].argmax(1)
 closest = np.argsort(-items @ heads.T, axis=0)[:8].T
-title = f"{prototypes} prototypes stand in {len(set(share['codebook'].argmax(1)))} topics nobody told the model of"
+title = f"{prototypes} prototypes stand for {len(set(share['codebook'].argmax(1)))} topics; the model never saw topics"
 words = regions(xy, kind[popular], topics.names)
 plots.map_of_items(xy, best_head, told[popular], head_xy, names["codebook"], weight, closest, words, title=title)
 
 # %% [markdown]
-# **What you should see.** Islands of one genre, and a star in most of them. Hover over a dot for its title. How much of
-# this is really in the embedding? Of an item's ten nearest items, the share that has its topic, in the model's own
-# dimensions, on the map, and by chance:
+# **What you should see.** Islands of one genre, with a star in most of them. Hover over a dot for its title. How much
+# of this structure is really in the embedding? We count how many of an item's ten nearest items have its topic: in the
+# model's own dimensions, on the map, and by chance:
 
 
 # %%
@@ -168,14 +170,14 @@ purity = {"model": same_topic(items, there), "map": same_topic(xy, there), "chan
 purity
 
 # %% [markdown]
-# The same map for one user of the personal model: rings are the history, stars the user's own heads sized by their
-# $\pi_u$, lines lead to what each head would bring.
+# The same map for one user of the personal model. Rings are the history. Stars are the user's own heads, sized by
+# $\pi_u$. Lines lead to the items that each head brings into the slate.
 
 # %%
 retriever = Retriever(runs["personal"], "exact")
 history = dataset.history([user], "test")[0]
 history = history[history >= 0]  # a short one is padded
-slate = retriever.retrieve([dataset.sequence(user)[:-10]], 40)  # all the user had is left out
+slate = retriever.retrieve([dataset.sequence(user)[:-10]], 40)  # without the user's earlier items
 shown = np.union1d(popular, np.concatenate([history, slate.items[0]]))
 place, own_place = layout(
     models["personal"].items().detach().numpy()[shown], encoded["personal"].heads[me].numpy(), seed
@@ -188,13 +190,14 @@ title = f"User {user}: the slate of 40 comes from {sum(len(b) > 0 for b in bring
 plots.map_of_items(place, mine_is, told[shown], own_place, own_names, pi["personal"][me], brings, words, rings, title)
 
 # %% [markdown]
-# **What you should see.** Stars stand on islands that have rings, and some anywhere: those have hardly any weight. The
-# largest star need not stand where most rings are. User 7 has watched mostly Romance, but Horror last, and $\pi_u$
-# follows the last items (section 4 has them in order).
+# **What you should see.** Most stars are on islands that have rings. The others are anywhere; they have hardly any
+# weight. The largest star need not be where most rings are. User 7 has watched mostly Romance, but Horror last, and
+# $\pi_u$ follows the last items (section 4 shows them in order).
 #
 # ## 3 · π_u as a profile
 #
-# Four users from the most focused to the broadest, by how many heads their $\pi_u$ spreads over, $e^{H(\pi_u)}$:
+# Four users, from the most focused to the broadest. The order is by the number of heads over which $\pi_u$ spreads,
+# $e^{H(\pi_u)}$:
 
 # %%
 spread = np.exp(-(pi["codebook"] * np.log(np.maximum(pi["codebook"], 1e-30))).sum(1))
@@ -203,24 +206,24 @@ said = f"From {spread.min():.1f} to {spread.max():.1f} effective heads: π<sub>u
 plots.proportions(pi["codebook"][chosen], names["codebook"], said, users[chosen].tolist())
 
 # %% [markdown]
-# With three heads a profile is a point in a triangle. (Here one of the three has next to no weight, so that everybody
-# stands on one side.)
+# With three heads a profile is a point in a triangle. (Here one of the three has almost no weight, so all users are on
+# one side.)
 
 # %%
 plots.pi_ternary(pi["triangle"], names["triangle"], [f"user {u}" for u in users])
 
 # %% [markdown]
-# Users can be clustered by $\pi_u$ where all share the heads. With square roots Euclid's distance is Hellinger's. Each
-# user is a thin column, as in the admixture plots of population genetics:
+# Where all users share the heads, users can be clustered by $\pi_u$. We cluster $\sqrt{\pi_u}$: its Euclidean distance
+# is the Hellinger distance of $\pi_u$. Each user is a thin column, as in the admixture plots of population genetics:
 
 # %% tags=["picture-admixture"]
 _, found = kmeans2(np.sqrt(pi["codebook"]), 8, seed=seed, minit="++")
 plots.pi_admixture(pi["codebook"], found, names["codebook"])
 
 # %% [markdown]
-# **What you should see.** Clusters with a colour in common and a tail of their own. Is that the model's fancy? Two
-# users of one cluster should also agree in what nobody told it: the planted $\pi$, or on a real log the topics of their
-# items. They do, a little more than others:
+# **What you should see.** Each cluster shares one main colour, and its users differ in the rest. Are these clusters
+# real? Two users of one cluster should also agree in something that the model never saw: the planted $\pi$, or on a
+# real log the topics of their items. They do, a little more than other users:
 
 # %%
 truth = meaning.topics_of_users(dataset, topics)[users]
@@ -233,8 +236,8 @@ f"overlap of two users of one cluster {inside:.2f}, of two clusters {across:.2f}
 # %% [markdown]
 # ## 4 · Which head explains which item
 #
-# $\gamma_r(i) \propto \pi_u^{(r)}\,\sigma_r(i)$ (eq. 19) shares every item of a user out among the heads: the history
-# that the towers have read, and the ten held-out items they have not.
+# $\gamma_r(i) \propto \pi_u^{(r)}\,\sigma_r(i)$ (eq. 19) divides every item of a user among the heads. The figure shows
+# the history, which the towers have read, and the ten held-out items, which they have not.
 
 # %%
 sequence = np.concatenate([history, dataset.targets([user], "test")[0]])
@@ -245,8 +248,9 @@ plots.history_strip(one.gamma[0], titles[sequence], own_names, held_out=10)
 
 # %% [markdown]
 # **What you should see.** Runs of one colour: people stay with an interest for a while. Of user 7's 50 items 32 are
-# Romance and the last three Horror; the slate below is all Horror. What came were two more of Horror, and four of
-# Heist, of which the history has one: $\pi_u$ is right on average (section 5) and may be wrong for ten items.
+# Romance and the last three are Horror; the slate below is all Horror. The user's next items were two more of Horror
+# and four of Heist, of which the history has one. So $\pi_u$ is right on average (section 5) and may be wrong for ten
+# items.
 
 # %%
 share_of = slate.head_share[0, :15]
@@ -254,10 +258,10 @@ relative = np.exp(slate.scores[0, :15] - slate.scores[0, 0])
 plots.slate_by_head(share_of, relative, titles[slate.items[0, :15]], own_names)
 
 # %% [markdown]
-# ## 5 · Can it be believed?
+# ## 5 · Can we trust π_u?
 #
-# If $\pi_u$ is right, head $r$ explains a share $\pi_u^{(r)}$ of what the user goes on to like (the fixed point of the
-# M-step, eq. 22). In bins of the promised share, what came true on held-out items:
+# If $\pi_u$ is right, head $r$ explains a share $\pi_u^{(r)}$ of what the user likes next (the fixed point of the
+# M-step, eq. 22). The figure groups the predicted shares into bins and shows the observed share on held-out items:
 
 # %%
 held = {name: diagnostics.held_out(models[name], dataset, users) for name in ("personal", "codebook")}
@@ -266,10 +270,10 @@ ece = {name: made.ece for name, made in checked.items()}
 plots.calibration_curves({name: made.bins for name, made in checked.items()}, ece, "π<sub>u</sub>")
 
 # %% [markdown]
-# **What you should see.** Dots near the diagonal. But beware: $\gamma \propto \pi_u\sigma$ follows whatever $\pi_u$ is
-# promised, so that an even $\pi$, which says nothing, would look perfect. Two controls: somebody else's $\pi_u$, which
-# is as bold as one's own but wrong, and the likelihood of the held-out items (eq. 14) against a $\pi$ that is the same
-# for everybody.
+# **What you should see.** Dots near the diagonal. But this test is weak: $\gamma \propto \pi_u\sigma$ follows any
+# $\pi_u$, so an even $\pi$ without information would look perfect. We use two controls. The first is another user's
+# $\pi_u$, which is as confident but wrong. The second is the likelihood of the held-out items (eq. 14), compared with
+# one $\pi$ for all users.
 
 # %%
 rng = np.random.default_rng(seed)
@@ -287,13 +291,14 @@ controls = pd.DataFrame(
 controls.round(3)
 
 # %% [markdown]
-# **What you should see.** Another user's $\pi$ is wrong by three to six times as much. One's own is worth a third of a
-# nat on every held-out item in the codebook, where it is all that is personal, a tenth of one beside personal heads.
+# **What you should see.** With another user's $\pi$ the error is three to six times as large. The user's own $\pi_u$ is
+# worth a third of a nat per held-out item in the codebook, where only $\pi_u$ is personal, and a tenth of a nat with
+# personal heads.
 #
 # ## 6 · κ and how tight a head's items are
 #
-# The paper's intuition is that $\kappa_r$ says how tightly an interest's items lie around the head. For each user and
-# head that explains at least five items of the history:
+# The paper's intuition is that $\kappa_r$ says how tightly an interest's items lie around the head. Each dot is a user
+# and a head that explains at least five items of the history:
 
 # %%
 past = dataset.history(users, "test")
@@ -304,16 +309,17 @@ correlation = float(spearmanr(kappa[who, head], tight[who, head]).statistic)
 plots.kappa_and_tightness(kappa[who, head], tight[who, head], head, [f"slot {r}" for r in range(k)], correlation)
 
 # %% [markdown]
-# **What you should see.** A narrow band of $\kappa$, 22 to 25, and the tightest heads have the *smallest*. This world
-# cannot settle it: all its interests are equally tight by construction. On MovieLens-1M the rank correlation was
-# $-0.24$ (`LOG.md`), and $+0.49$ in a short training with four heads: not even the sign is the same. The derivation
-# agrees: $\kappa$ enters the ELBO only through $\mathrm{KL}(\gamma\,\|\,\gamma^{\mathrm{con}})$, so it is fitted to how
-# sharply the *softmax* with $1/\tau$ tells heads apart. Read $\kappa_r$ as the sharpness of the routing.
+# **What you should see.** A narrow band of $\kappa$, 22 to 25, and the tightest heads have the *smallest* $\kappa$.
+# This world cannot settle the question: all its interests are equally tight by construction. On MovieLens-1M the rank
+# correlation was $-0.24$ (`LOG.md`), and $+0.49$ in a short training with four heads: not even the sign is the same.
+# The derivation agrees. $\kappa$ enters the ELBO only through $\mathrm{KL}(\gamma\,\|\,\gamma^{\mathrm{con}})$, so it
+# is fitted to how sharply the *softmax* with $1/\tau$ separates the heads. Read $\kappa_r$ as the sharpness of the
+# routing.
 #
-# ## 7 · Recovered and true
+# ## 7 · Recovered and planted interests
 #
-# In the planted world every item belongs to an interest, its genre, that the model was never told. Which head explains
-# an interest's items? On a real log the question is the same for topics.
+# In the planted world every item belongs to an interest, its genre, which the model never saw. Which head explains the
+# items of an interest? On a real log we ask the same for topics.
 
 # %%
 kinds = np.where(past >= 0, kind[past], -1)
@@ -322,8 +328,9 @@ likes = np.bincount(kinds[kinds >= 0], minlength=len(topics.names))
 plots.recovered_interests(overlap, names["codebook"], topics.names, likes, "topics")
 
 # %% [markdown]
-# What the model expects of a topic is $\sum_r \pi_u^{(r)} p_r(g)$. Its overlap with the planted $\pi_u$, or with the
-# topics of the user's items, is 1 where they agree. *Covered* is how much of the user's topics has a head of its own.
+# The model expects topic $g$ with the share $\sum_r \pi_u^{(r)} p_r(g)$. Its overlap with the planted $\pi_u$ (on a
+# real log: with the topics of the user's items) is 1 if they agree. *Covered* is the share of the user's topics that
+# have their own head.
 
 # %%
 parts = topics.member / np.maximum(topics.member.sum(1, keepdims=True), 1)  # several topics share an item
@@ -342,36 +349,35 @@ figure
 
 # %% [markdown]
 # **What you should see.** Nine of the sixteen planted interests have a head that explains the larger part of their
-# items. Sixteen prototypes cover more interests than eight personal heads (0.57 against 0.44), but the personal ones
-# know better *how much* of an interest a user wants: the overlap with the planted $\pi_u$ is 0.60 against 0.53. Three
-# heads for sixteen interests are too few for either.
+# items. Sixteen prototypes cover more interests than eight personal heads (0.57 against 0.44). But personal heads know
+# better *how much* of an interest a user wants: the overlap with the planted $\pi_u$ is 0.60 against 0.53. Three heads
+# are too few for sixteen interests by both measures.
 #
 # ## Exercises
 #
-# 1. Train with `prototypes = 8` instead of 16. How many interests are covered now, and which model do you have to
-#    compare with to say that personal heads are better than shared ones?
+# 1. Train with `prototypes = 8` instead of 16. How many interests are covered now? With which model do you have to
+#    compare to say that personal heads are better than shared ones?
 #
 # <details><summary>Answer</summary>
 #
 # *Covered* falls from 0.57 to 0.30, below the 0.44 of eight personal heads. Compare at equal $k$: *covered* takes the
-# best of all heads, so more heads tend to look better in it.
+# best of all heads, so more heads tend to look better.
 # </details>
 #
-# 2. Why does a personal head without weight stand anywhere on the map?
+# 2. Why can a personal head without weight be anywhere on the map?
 #
 # <details><summary>Answer</summary>
 #
-# Its gradient is $\gamma_r \approx 0$ times that of its softmax (eq. 21): nothing pulls it. It costs nothing either,
-# since it is served with the same small weight.
+# Its gradient is $\gamma_r \approx 0$ times that of its softmax (eq. 21), so nothing moves it. It does no harm either,
+# because it is served with the same small weight.
 # </details>
 #
-# 3. Clusters were made from $\sqrt{\pi_u}$ of the codebook. Why would clustering the personal model's $\pi_u$ be a
-# mistake?
+# 3. We clustered $\sqrt{\pi_u}$ of the codebook. Why would clustering the personal model's $\pi_u$ be a mistake?
 #
 # <details><summary>Answer</summary>
 #
-# Two users may have the same weight on slot 3 and mean different interests by it. Translate first: what the model
-# expects of topic $g$ is $\sum_r \pi_u^{(r)} p_r(g)$, which can be compared.
+# Two users may have the same weight on slot 3, and slot 3 may mean different interests for them. First turn the weights
+# into topics: the model expects topic $g$ with the share $\sum_r \pi_u^{(r)} p_r(g)$, which can be compared.
 # </details>
 
 # %%
@@ -391,5 +397,5 @@ record(
 )
 
 # %% [markdown]
-# **Next:** [`07_serving`](07_serving.ipynb) serves by these heads and steers $\pi_u$ by hand; the
+# **Next:** [`07_serving`](07_serving.ipynb) ranks items with these heads and changes $\pi_u$ by hand. The
 # [`explorer`](explorer.ipynb) does both with the mouse.

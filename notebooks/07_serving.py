@@ -14,14 +14,14 @@
 # ---
 
 # %% [markdown]
-# # 07 · A slate can be proved: exact, two-step and codebook serving
+# # 07 · A slate can be proved exact, also with two-step retrieval and with a codebook
 #
-# **Question.** BACH ranks by $m(i\mid u) = \sum_r \pi_u^{(r)} C_d(\kappa_r)\,\omega_{\kappa_r}(t_r)$ with
-# $t_r = \langle \mathbf u^{(r)}, \mathbf v_i\rangle$ (eq. 23), which is no inner product. How fast can its best $K$ be
-# had, how does one know that they *are* the best, and what can an operator do with $\pi_u$?
+# **Question.** BACH ranks items by $m(i\mid u) = \sum_r \pi_u^{(r)} C_d(\kappa_r)\,\omega_{\kappa_r}(t_r)$ with
+# $t_r = \langle \mathbf u^{(r)}, \mathbf v_i\rangle$ (eq. 23), which is not an inner product. How fast can we find the
+# best $K$ items? How do we know that they *are* the best? What can an operator do with $\pi_u$?
 #
-# **You need** `04_train` for the methods. **CPU minutes:** one. *What you should see* is said of the planted world with
-# the values below; another log has other numbers.
+# **You need** `04_train` for the methods. **CPU minutes:** one. The *What you should see* texts describe the planted
+# world with the default parameters; another log has other numbers.
 
 # %% tags=["parameters"]
 source = "planted"
@@ -69,12 +69,11 @@ labels = [np.array(topics.names)[row > 0].tolist() for row in topics.member]
 dataset
 
 # %% [markdown]
-# ## 1 · A slate says why
+# ## 1 · A slate explains itself
 #
-# A retriever takes histories, of any length from one item up, and returns items with scores, and for each item the
-# share of each head: the responsibility $\gamma_r(i) \propto \pi_u^{(r)}\sigma_r(i)$ of eq. 19, with the density
-# $\sigma_r(i) = C_d(\kappa_r)\,\omega_{\kappa_r}(t_r)$.
-# Heads count from 0 here.
+# A retriever takes histories of any length from one item up. It returns a slate: the best $K$ items with their scores.
+# For each item it also returns the share of each head: the responsibility $\gamma_r(i) \propto \pi_u^{(r)}\sigma_r(i)$
+# of eq. 19, with the density $\sigma_r(i) = C_d(\kappa_r)\,\omega_{\kappa_r}(t_r)$. Heads are numbered from 0.
 
 # %%
 history = dataset.history([p.user], "test")
@@ -83,25 +82,28 @@ slate = retriever.retrieve(history, K=100)
 slate.table(0, dataset.items).head(8).round(3)
 
 # %% [markdown]
-# `certified` means *proved*: just these items, in this order, are what scoring the whole catalogue would give. Checked
-# here against the model's own scores, which are rounded to float32:
+# `certified` means *proved*: scoring the whole catalogue would give the same items in the same order. We check this
+# against the model's own scores, which are rounded to float32:
 
 # %%
 scores = models["p-bach"].score(history)[0].numpy()
 scores[history[history >= 0]] = -np.inf
 assert slate.certified.all()
-assert np.allclose(slate.scores[0], scores[slate.items[0]], atol=1e-4), "each item has its score"
-assert np.allclose(slate.scores[0], np.sort(scores)[::-1][:100], atol=1e-4), "and these are the 100 best scores"
+assert np.allclose(slate.scores[0], scores[slate.items[0]], atol=1e-4), "each item should have the model's score"
+assert np.allclose(slate.scores[0], np.sort(scores)[::-1][:100], atol=1e-4), "these should be the 100 best scores"
 slate.items.shape, slate.head_share.shape, slate.certified
 
 # %% [markdown]
-# ## 2 · Exact: bounds instead of logarithms
+# ## 2 · Exact scan: bounds instead of logarithms
 #
-# To reach the $K$-th best score $\theta$, an item needs $\sum_r e^{a_r}\omega_{\kappa_r}(t_r) \ge e^\theta$ with
-# $a_r = \log\pi_u^{(r)} + \log C_d(\kappa_r)$. With $\tau_r$ the cosine at which head $r$ gives just its part: if every
-# head gave less than its part $e^\theta/k$, the sum would be too small: one cosine has to pass $t_r \ge \tau_r$.
-# One matrix product and one comparison per cosine throw nearly everything out; what passes is looked up in a table that
-# rounds up; only the rest is computed, in float64. On a larger catalogue, items around 200 interests in 64 dimensions:
+# Let $\theta$ be the $K$-th best score. To reach it, an item needs $\sum_r e^{a_r}\omega_{\kappa_r}(t_r) \ge e^\theta$
+# with $a_r = \log\pi_u^{(r)} + \log C_d(\kappa_r)$. So at least one head must give the part $e^\theta/k$ or more. Let
+# $c_r$, the *cut*, be the cosine at which head $r$ gives exactly this part. Then every item of the slate has
+# $t_r \ge c_r$ for at least one head.
+#
+# The scan works in three steps. One matrix product and one comparison per cosine reject nearly all items. A table that
+# rounds up bounds the score of the others. Only the items that still qualify are scored, in float64. Here is a larger
+# catalogue, with items around 200 interests in 64 dimensions:
 
 # %%
 rng = np.random.default_rng(seed)
@@ -110,9 +112,9 @@ query = bench_serve.requests(directions, k, "power-spherical", rng)
 nobody, K = LeftOut.of([[]]), 100
 found = exact.top_k(query[:1], items, K, nobody)
 assert (found.found == brute_force(query[:1], items, K, nobody).found).all()
-tau = exact.thresholds_of(query[:1], found.worst)
-passed = ((items @ query.heads[0].T) >= tau).any(1).mean()
-f"{passed:.1%} of {n_large:,} items pass a threshold in the end, {found.n_scored} were scored"
+cut = exact.thresholds_of(query[:1], found.worst)
+passed = ((items @ query.heads[0].T) >= cut).any(1).mean()
+f"{passed:.1%} of {n_large:,} items pass a cut, {found.n_scored} were scored"
 
 
 # %%
@@ -131,17 +133,18 @@ plain_ms = milliseconds(lambda u: brute_force(query[u : u + 1], items, K, nobody
 f"scan {scan_ms:.1f} ms, every item scored {plain_ms:.1f} ms: {plain_ms / scan_ms:.0f} times as long"
 
 # %% [markdown]
-# **What you should see.** Two per cent pass, a few hundred items are scored, and scoring everything takes several times
-# as long as the scan. How it compares with its bare matrix product is measured by `bach bench serve` (README).
+# **What you should see.** Two per cent pass a cut, a few hundred items are scored, and scoring every item takes several
+# times as long as the scan. `bach bench serve` compares the scan with its bare matrix product ([LOG.md](../LOG.md)).
 #
-# ## 3 · Two-step: what is a list of M worth?
+# ## 3 · Two-step: how long must the lists be?
 #
-# The paper's way for large catalogues: each head's $M$ nearest items from an index, their union rescored. An item in
-# *no* list has $t_r \le t_r^{(M)}$, so it cannot score above
+# This is the paper's way for large catalogues. An index returns the $M$ nearest items of each head, and the union of
+# these lists is rescored. Let $t_r^{(M)}$ be the last cosine of list $r$. An item in *no* list has $t_r \le t_r^{(M)}$,
+# so it cannot score above
 #
 # $$ \log \sum_r \pi_r\, C_d(\kappa_r)\, \omega_{\kappa_r}(t_r^{(M)}). $$
 #
-# If the $K$-th rescored item is above that, the slate is exact, *if the lists are*.
+# If the $K$-th rescored item is above this bound, the slate is exact, *provided the lists are*.
 
 # %%
 index, wanted = Neighbours(items, "hnsw"), [exact.top_k(query[u : u + 1], items, K, nobody) for u in range(20)]
@@ -157,19 +160,19 @@ by_M = pd.DataFrame(rows)
 plots.recall_and_cost(by_M, scan_ms)
 
 # %% [markdown]
-# **What you should see.** Lists of K = 100 find the slate in this world. To *know* it takes longer ones, of all heads
-# instead of the heavy ones. At this size either costs more than the scan, which is proved anyway; with 200,000 items
-# lists of K take a quarter of the scan's time (README). A trained model may miss more: `retriever.recall` measures it,
-# below. What the bound covers should be exact:
+# **What you should see.** In this world lists of K = 100 find the whole slate. To *prove* it takes longer lists, and
+# lists of all heads instead of the heavy ones. At this size both cost more than the scan, which proves its slate
+# anyway. With 200,000 items lists of K take a quarter of the scan's time ([LOG.md](../LOG.md)). A trained model may
+# miss more; `retriever.recall` measures it below. Slates that the bound covers should be exact:
 
 # %%
 covered = [(w.found == best.found).all() for w, (best, lists) in zip(wanted, made, strict=True) if lists.enough[0]]
 f"{len(covered)} of 20 slates covered at M = 1600, and {sum(covered)} of those are exact"
 
 # %% [markdown]
-# HNSW may miss an item that belongs into a list, so a two-step slate is never `certified`: it carries the weaker
-# `exact_if_lists_are`. With `lists="exact"` a scan that begins with the two-step slate looks for every item that any
-# head has above its threshold, and the slate is proved:
+# The index (HNSW) may miss an item that belongs in a list. So a two-step slate is never `certified`; it has the weaker
+# flag `exact_if_lists_are`. With `lists="exact"` a scan follows. It starts from the two-step slate and looks for every
+# item above the cut of any head. Then the slate is proved:
 
 # %%
 approximate = Retriever(models["p-bach"], "two-step", max_M=1600).retrieve(history, 20)
@@ -181,10 +184,10 @@ by_default = Retriever(models["p-bach"], "two-step").recall(some, 100)
 f"by default two-step finds {by_default:.1%} of the trained model's slates of 100"
 
 # %% [markdown]
-# ## 4 · An adversary
+# ## 4 · A catalogue that defeats two-step
 #
-# Eight heads at right angles, each with 300 decoys right beside it; and 50 items in the middle of all heads. In the
-# middle every head gives a little, and together that is more than one head gives to its own decoys.
+# Eight heads at right angles, each with 300 decoys close to it, and 50 items in the middle of all heads. In the middle
+# every head gives a little, and the sum is more than one head gives to its own decoys.
 
 # %%
 heads = np.linalg.qr(rng.normal(size=(32, 8)))[0].T
@@ -201,15 +204,15 @@ all_scores = np.log(np.exp(4 * np.log1p(trap @ heads.T)).sum(1) / 8)
 plots.adversary((trap @ heads.T).max(1), all_scores, np.arange(len(trap)) >= 2400, float(lists.end.max()))
 
 # %% [markdown]
-# **What you should see.** Two-step finds *none* of the 50 best items, and says so: the bound is far above its slate.
-# The slate of a plain two-step retriever would have looked perfectly normal. A trained model is not an adversary, but
-# only a certificate tells the difference.
+# **What you should see.** Two-step finds *none* of the 50 best items, and it reports this: the bound is far above its
+# slate. The slate of a plain two-step retriever would have looked normal. A trained model is not built to defeat
+# two-step, but only a proof tells the difference.
 #
-# ## 5 · A codebook: no search at all
+# ## 5 · A codebook needs no search
 #
-# With prototypes that all users share, $m(i\mid u) = \sum_r \pi_u^{(r)} S_{ir}$ is linear in $\pi_u$, and $S$ is
-# computed once. A threshold algorithm walks down the sorted lists of the prototypes that matter and stops when no item
-# it has not met can still come in. Where $\pi_u$ is flat that takes too long, and it multiplies.
+# If all users share the prototypes, $m(i\mid u) = \sum_r \pi_u^{(r)} S_{ir}$ is linear in $\pi_u$, and $S$ is computed
+# once. A threshold algorithm goes down the sorted lists of the prototypes that matter. It stops when no unseen item can
+# enter the slate. If $\pi_u$ is flat, this takes too long, and the retriever computes the dense product instead.
 
 # %%
 shared = Retriever(models["p-bach-global"], "codebook")
@@ -234,15 +237,15 @@ spread = np.exp(-(profiles * np.log(np.maximum(profiles, 1e-30))).sum(1))
 plots.rows_looked_at(spread, looked / n_large)
 
 # %% [markdown]
-# **What you should see.** With $\pi_u$ on a few prototypes the slate is proved from a few per cent of the rows. Dots at
-# 100% are where the dense product was taken. Both are exact. The lists pay with many items and peaked profiles. The
-# $\pi_u$ that are learnt here spread over five prototypes, those of a codebook of 128 on MovieLens-1M over 29, where
-# the dense product is taken nearly always (LOG.md).
+# **What you should see.** If $\pi_u$ is on a few prototypes, a few per cent of the rows are enough to prove the slate.
+# Dots at 100% used the dense product. Both are exact. The lists are faster for many items and peaked profiles. The
+# $\pi_u$ learnt here spread over five prototypes. Those of a codebook of 128 on MovieLens-1M spread over 29; there the
+# dense product is used nearly always (LOG.md).
 #
 # ## 6 · Accuracy against cost
 #
-# Recall@50 on the test items, and the time of a request, towers included. `strategy="auto"` measures, chooses and says
-# why.
+# Recall@50 on the test items, and the time of a request including the towers. `strategy="auto"` measures the
+# strategies, chooses one and says why.
 
 # %%
 seen, targets = [dataset.sequence(u)[:-10] for u in users], dataset.targets(users, "test")
@@ -267,20 +270,20 @@ plots.pareto(costs, "R@50")
 [Retriever(models[name]).why for name in ("p-bach", "p-bach-global")]
 
 # %% [markdown]
-# **What you should see.** The way of serving does not change the accuracy of a method, but for what two-step misses;
-# it changes the price, and at this size most of that is the price of calling anything at all. After so little training,
-# on one seed, p-BACH is ahead and the codebook of 16 behind. For the cold users of MovieLens-1M a codebook of 128
-# reaches 0.264 where heads of one's own reach 0.288 (LOG.md): the paper's trade.
+# **What you should see.** The strategy does not change the accuracy of a method, except for the items that two-step
+# misses. It changes the cost, and at this size most of the cost is the overhead of a call. After so little training, on
+# one seed, p-BACH is ahead and the codebook of 16 behind. For the cold users of MovieLens-1M a codebook of 128 reaches
+# 0.264 and personal heads reach 0.288 (LOG.md): the paper's trade-off.
 #
 # ## 7 · Steering
 #
-# $\pi_u$ is a readable profile and a handle. An operator can set, boost, cap or forbid a head, blend in another
-# $\pi$, exclude items, or cap a topic; the slate that comes out is again the exact one for what was asked.
+# $\pi_u$ is a profile that people can read and change. An operator can set, boost, cap or forbid a head, blend in
+# another $\pi$, exclude items, or cap a topic. The slate is again exact for the new request.
 
 # %%
 before = retriever.retrieve(histories, 12)
 brought = before.head_share.argmax(-1)  # (users, 12): the head behind each item
-mixed = int(np.argmax([len(set(row)) for row in brought]))  # somebody with several interests in one slate
+mixed = int(np.argmax([len(set(row)) for row in brought]))  # the user whose slate has the most heads
 before, busy = retriever.retrieve(histories[mixed], 12), int(np.bincount(brought[mixed]).argmax())
 steered = retriever.retrieve(histories[mixed], 12, pi=Steering(boost={busy: 0.6}))
 assert steered.certified.all()
@@ -292,14 +295,16 @@ brought = (before.heads(), steered.heads())  # item → head
 plots.slate_slopes(before.items[0], steered.items[0], brought, dataset.titles, f"Head {busy} times 0.6")
 
 # %% [markdown]
-# The same with the mouse (in JupyterLab): drag a head's weight, forbid a head, switch to the codebook, take another
-# user or type a history, click a bar to ask why. The notebook [`explorer`](explorer.ipynb) is this alone.
+# The same with the mouse (in JupyterLab): drag a head's weight, forbid a head, switch to the codebook, choose another
+# user or type a history, click a bar to see why the item is there. The notebook [`explorer`](explorer.ipynb) has only
+# this.
 
 # %% tags=["nbval-ignore-output"]
 Explorer({"p-BACH": retriever, "global": shared}, dataset, user=int(users[mixed]))
 
 # %% [markdown]
-# Caps work on the ranking itself: the first items that keep to them.
+# A cap limits how many items of a topic the slate may have. The slate is then the best-ranked items that respect the
+# caps.
 
 # %%
 count = topics.member[before.items[0]].sum(0)  # of each topic in the slate
@@ -311,10 +316,10 @@ both = pd.DataFrame({"free": count, f"at most two of {most}": then}, topics.name
 both[both.any(axis=1)]
 
 # %% [markdown]
-# ## 8 · Diversity by the model or after the fact
+# ## 8 · Diversity by the model or by re-ranking
 #
-# The paper names MMR and DPP as the other way to a diverse slate: re-rank the list of a single vector. Diversity is
-# 1 − mean cosine of the topics of two items, and interests the share of a user's next topics that the slate meets.
+# The paper names MMR and DPP as another way to a diverse slate: they re-rank the list of a single vector. *Diversity*
+# is 1 − mean cosine of the topics of two items. *Interests* is the share of a user's next topics that are in the slate.
 
 # %%
 slates = {
@@ -336,14 +341,14 @@ diverse = pd.DataFrame({name: looks(made) for name, made in lists.items()}).T
 diverse.round(3)
 
 # %% [markdown]
-# **What you should see.** Re-ranking makes the slates a little more diverse and costs no recall that one could see. The
+# **What you should see.** Re-ranking makes the slates a little more diverse, with no visible loss of recall. The
 # mixture has the better recall but *not* the more diverse slate: its $\pi_u$ follows the session a user is in. On
-# MovieLens-1M MMR and DPP make p-BACH's slates more diverse, too, MMR at no cost in recall (LOG.md). Diversity is
-# another goal than a fitted mixture.
+# MovieLens-1M MMR and DPP make p-BACH's slates more diverse, too, MMR at no cost in recall (LOG.md). A well-fitted
+# mixture and a diverse slate are two different goals.
 #
 # ## 9 · Cold start
 #
-# How much of a user has to be known? The same test items, with only the last 1, 2, 5 … items given to the towers.
+# How many items of a user must be known? We keep the test items and give the towers only the last 1, 2, 5 … items.
 
 # %%
 known, curves = np.array([1, 2, 3, 5, 10, 20, 50]), {}
@@ -354,12 +359,12 @@ for name in ("p-bach", "all-multihead", "p-bach-global"):
 plots.cold_start_curve(curves, known, "R@50", popular.means["R@50"])
 
 # %% [markdown]
-# **What you should see.** One item is well above the most popular items. From one item the codebook has lost nearly
-# nothing, p-BACH a fifth and all-multihead half of what it does from 50; in training all have met long histories only.
-# Ten items are as good as 50: in this world the last ones tell what comes next.
+# **What you should see.** One item of history is well above the most popular items. With one item the codebook loses
+# nearly nothing of its recall from 50 items; p-BACH loses a fifth and all-multihead half. (In training all of them saw
+# long histories only.) Ten items are as good as 50: in this world the last items tell what comes next.
 #
-# Without any history the codebook needs only a point on the simplex. A *context* goes through the gating tower like a
-# history: here people who have only said which topic they like, with its three most popular items in their place.
+# Without any history the codebook needs only a $\pi$. A *context* goes through the gating tower like a history. Here
+# are new users who have only named a topic they like; its three most popular items take the place of a history.
 
 # %%
 stand_for = exemplars(topics.member > 0, np.asarray(dataset.matrix("train").sum(0))[0], topics.names)
@@ -372,13 +377,13 @@ told = {"likes": liked, "share of the slate": shares, "of the catalogue": topics
 pd.DataFrame(told).round(2)
 
 # %% [markdown]
-# **What you should see.** On the planted world, slates full of the genre that was named. That is control, not accuracy:
+# **What you should see.** On the planted world the slates are full of the named genre. This is control, not accuracy:
 # on MovieLens-1M one item of history is worth more than declared genres or a user's age and occupation (LOG.md).
 #
-# ## 10 · Keep it, replace it
+# ## 10 · Save and update an index
 #
-# A saved index knows the model it belongs to. Items can come and go without training; readers go on with the old
-# catalogue until the new one is there. A codebook is served without torch (`bachlib.serve.lean`).
+# A saved index knows the model it belongs to. Items can be added and removed without training. Requests use the old
+# catalogue until the new one is ready. A codebook can be served without torch (`bachlib.serve.lean`).
 
 # %%
 folder = shared.save(output_dir("index", "07-codebook"))
@@ -391,35 +396,35 @@ shared.remove([first])
 (twin,) = shared.add(vectors=shared.catalogue.vectors[[first]])
 again = shared.retrieve(histories[0], 20)
 assert again.certified.all() and first not in again.items
-assert np.isclose(again.scores[0, 0], cached.scores[0, 0]), "the twin has the score that the item had"
-f"item {first} was removed, its twin came in as number {twin}; the slate begins with number {again.items[0, 0]}"
+assert np.isclose(again.scores[0, 0], cached.scores[0, 0]), "the twin should have the score of the item"
+f"item {first} was removed and its twin added as item {twin}; the slate begins with item {again.items[0, 0]}"
 
 # %% [markdown]
 # ## Exercises
 #
-# 1. Why is a two-step slate with approximate lists never `certified`, even where the bound holds by a wide margin?
+# 1. Why is a two-step slate with approximate lists never `certified`, even if it is far above the bound?
 #
 # <details><summary>Answer</summary>
 #
-# The bound speaks of items whose cosines are below the end of each list. An item that the graph has missed may be right
-# beside a head; its cosine is above the end of the list it should be in, and the bound says nothing about it.
+# The bound is about items whose cosines are below the end of each list. An item that the graph missed may be close to a
+# head. Its cosine is above the end of the list it should be in, and the bound does not hold for it.
 # </details>
 #
-# 2. The bound gives every head the same part of $e^\theta$. When would unequal parts prune more?
+# 2. The bound gives every head the same part of $e^\theta$. When would unequal parts reject more items?
 #
 # <details><summary>Answer</summary>
 #
-# When heads differ in how crowded they are near their threshold: a head with many items just above it should get a
-# larger part, which raises its threshold. Parts $\propto \sqrt{\pi_r C_r\,\omega_{\kappa_r}(1/2)}$ let 30% fewer items
-# pass at 200,000 items with k = 8, and as many at 20,000; the time hardly changes, since the matrix product dominates.
+# When some heads have many more items near their cut than others. Such a head should get a larger part, which raises
+# its cut. Parts $\propto \sqrt{\pi_r C_r\,\omega_{\kappa_r}(1/2)}$ let 30% fewer items pass at 200,000 items with k =
+# 8, and as many at 20,000. The time hardly changes, because the matrix product dominates.
 # </details>
 #
-# 3. Set one head's weight to 1. Which method of the table does the slate then resemble, and why is its order that of
-#    an inner product?
+# 3. Set one head's weight to 1. Which method of the table does the slate then resemble, and why is its order that of an
+#    inner product?
 #
 # <details><summary>Answer</summary>
 #
-# With one head the density is an increasing function of one cosine: the slate is that of a single vector, as in
+# With one head the density is an increasing function of one cosine. So the slate is that of a single vector, as in
 # `standard`, but the vector of one interest.
 # </details>
 
@@ -441,6 +446,6 @@ record(
 )
 
 # %% [markdown]
-# **Next:** the [`explorer`](explorer.ipynb) to play with; what the heads mean is in
-# [`06_heads_and_pi`](06_heads_and_pi.ipynb), and [`05_evaluate`](05_evaluate.ipynb) says how far the accuracies here
-# can be trusted. The spectrum from global to personal (08) and all goals measured in one place (10) are still to come.
+# **Next:** the [`explorer`](explorer.ipynb) to try it out. [`06_heads_and_pi`](06_heads_and_pi.ipynb) shows what the
+# heads mean. [`05_evaluate`](05_evaluate.ipynb) says how reliable the accuracies here are. Two notebooks are planned:
+# the spectrum from global to personal (08), and all speed measurements in one place (10).

@@ -14,13 +14,14 @@
 # ---
 
 # %% [markdown] tags=["lesson"]
-# # 09 · A sweep is read with its intervals, its failures and the paper beside it
+# # 09 · A sweep must be read with its intervals, its failures and the paper's numbers
 #
-# **Question.** What does a sweep say: who is better at equal $k$, how surely, is $\kappa$ bounded in every run, how far
-# are we from the paper's numbers, and what is missing?
+# **Question.** A sweep trains many methods, values of $k$ and seeds. What does it say? Which method is better at equal
+# $k$, and how certain is this? Is $\kappa$ bounded in every run? How far are we from the paper's numbers? Which results
+# are missing?
 #
 # **You need** `05_evaluate` for the intervals. **CPU minutes:** one for the demo, which is trained here; none for a
-# sweep that has run. `bach report SWEEP` executes this notebook for a sweep of yours and trains nothing.
+# sweep that has finished. `bach report SWEEP` executes this notebook for your own sweep and trains nothing.
 
 # %% tags=["parameters"]
 sweep = "demo"
@@ -34,7 +35,7 @@ import pandas as pd
 from IPython.display import Markdown, display
 
 from bachlib.evaluate import sweeps
-from bachlib.experiment.sweep import data_sizes, has_results, perform_here, read_sweep, results
+from bachlib.experiment.sweep import data_sizes, read_sweep, results, run_here, state
 from bachlib.files import record
 from bachlib.show import plots
 
@@ -46,59 +47,59 @@ def tidy(table: pd.DataFrame, digits: int = 4) -> pd.DataFrame:
 # %% [markdown]
 # ## 1 · What was run
 #
-# `sweep` is a file of `params/sweeps`, its name, or a folder of `outputs/sweeps`; each of its points is one training.
-# A point has results when its training has ended and its test items were ranked, whoever did that: `bach sweep` in
-# processes of its own, or, with `complete`, the next cell in this kernel. Only trainings by today's code of data, model
-# and training count.
+# `sweep` is a file in `params/sweeps`, its name, or a folder in `outputs/sweeps`. Each point of a sweep is one
+# training. A point has results when its training has ended and its test items were ranked. `bach sweep` does this in
+# its own processes. With `complete = True` the next cell does it in this kernel. Only trainings by the current code of
+# data, model and training count.
 
 # %%
 chosen = read_sweep(sweep)
 file, points = chosen.file, chosen.points
 for point in points if complete else []:
-    if not has_results(point):
-        with suppress(Exception):  # its folder keeps the error, and section 2 tells it
-            perform_here(point)
+    if state(point).status != "done":
+        with suppress(Exception):  # its folder keeps the error, and section 2 shows it
+            run_here(point)
 runs, found = results(points)
 done = runs[runs.index.isin(found)]
-Markdown(f"**{file.name}**: {file.about or 'nobody said what it is about'}. {len(found)} of {len(runs)} have results.")
+Markdown(f"**{file.name}**: {file.about or 'no description'}. {len(found)} of {len(runs)} have results.")
 
 # %%
 runs.groupby(["data", "method", "status"], sort=False).size().unstack(fill_value=0)
 
 # %% [markdown]
-# What the sweep varies, and what it sets for all its points:
+# What the sweep varies (`grid`), and what it sets for all its points (`set`):
 
 # %%
 {"grid": file.grid, "set": file.set, "experiments": file.base}
 
 # %% [markdown]
-# ## 2 · What failed, and what is missing
+# ## 2 · Failed and missing runs
 #
-# A table over what happens to be finished can mislead: a method that fails where it is weak looks strong. So the gaps
-# come before the numbers.
+# A table of the finished runs alone can mislead: a method that fails where it is weak looks strong. So failed and
+# missing runs come before the numbers.
 
 # %%
 failed = runs[runs["error"].notna()]
 for name, row in failed.iterrows():
-    log = f"{row['log']} in the outputs folder" if row["log"] else "none, it ran in a notebook"
+    log = f"{row['log']} in the outputs folder" if row["log"] else "no log, it ran in a notebook"
     print(f"{name}: {row['status']}\n{row['error']}\nlog: {log}\n")
 missing = runs.index[~runs["status"].isin(["done", "failed"])]
 if len(missing):
     print(runs.loc[missing[:20], "status"].to_string(), "\n…" if len(missing) > 20 else "")
 print(f"{len(failed)} failed, {len(missing)} missing" + ("; bach sweep runs what is missing" if len(missing) else ""))
 if not found:
-    print("Nothing has results yet: what follows is empty.")
+    print("No point has results yet, so the tables below are empty.")
 
 # %%
 assert set(runs["status"]) <= {"done", "failed", "stopped", "running", "missing"}
-assert (runs["status"] == "done").sum() == len(found), "a point is done when, and only when, there are results of it"
-assert not complete or runs["status"].isin(["done", "failed"]).all(), "all was tried here"
+assert (runs["status"] == "done").sum() == len(found), "a point should be done exactly when it has results"
+assert not complete or runs["status"].isin(["done", "failed"]).all(), "every point should have been tried here"
 
 # %% [markdown]
 # ## 3 · The data
 #
-# The paper's Table 1, ours beside it. Two data sets with one name are not yet the same: another release of the log,
-# another draw of users, only its first rows. Sizes are the first thing to tell them apart.
+# The paper's Table 1 beside our data. Two data sets with the same name can differ: in the release of the log, in the
+# drawn users, or because only the first rows were read. Their sizes show this first.
 
 # %%
 by_data = {data: [found[name] for name in part.index] for data, part in done.groupby("data", sort=False)}
@@ -108,9 +109,10 @@ tidy(about_data, 3)
 # %% [markdown]
 # ## 4 · The table
 #
-# In the layout the sweep asks for. `main`: a row per method, its $k$ chosen on the *validation* items. `matched`: a row
-# per value of the axis, methods beside each other, so that nobody wins by having more heads. Seeds of a method are one
-# cell; ± is half of the 95% interval over redrawn users *and* redrawn seeds. Layout `data`: the table above is all.
+# The sweep file chooses the layout. `main` has a row per method; its $k$ is chosen on the *validation* items. `matched`
+# has a row per value of the axis, with the methods side by side, so that no method wins by having more heads. `data`
+# has only the table above. The seeds of a method are combined in one cell. ± is half of the 95% interval over redrawn
+# users *and* redrawn seeds.
 
 
 # %%
@@ -128,15 +130,17 @@ for data, made in tables.items():
         display(made.gains)
 
 # %% [markdown]
-# **What you should see.** A bold number in every row or column, because somebody is always first; what counts is the
-# mark of a gain whose whole interval is on one side of zero *and* that survives the permutation test over users.
+# **What you should see.** Every row or column has a bold number, because one method is always first. Look at the marks
+# instead. A gain is marked if its whole interval is on one side of zero *and* it passes the permutation test over
+# users.
 
 # %% [markdown] tags=["lesson"]
-# In the demo (129 users, 89 steps of training) nearly every interval holds zero: such a sweep is to try things with,
-# not to find anything out. Only `pos-multihead` with 8 heads is clearly behind, which the paper's Table 4 says, too.
+# In the demo (129 users, 89 training steps) nearly every interval contains zero. Such a small sweep is good for trying
+# things out; it cannot show which method is better. Only `pos-multihead` with 8 heads is clearly behind, as in the
+# paper's Table 4.
 
 # %% [markdown]
-# ## 5 · Along the axis
+# ## 5 · Results along the axis
 
 # %%
 along = {data: sweeps.matched(of, file.axis, baseline=file.baseline) for data, of in by_data.items()}
@@ -146,25 +150,25 @@ for data, made in along.items():
     display(plots.by_axis(made.numbers, file.axis, "AUPRC", made.baseline, theirs))
 
 # %% [markdown]
-# **What you should see.** A line per method, dotted where it does not have the axis (one vector has no $k$); open
-# diamonds where the paper prints a number for the same data, method and $k$. Every run with results has to be in this
-# figure, once: the sum over runs is the sum over cells.
+# **What you should see.** One line per method. It is dotted if the method does not have the axis (one vector has no
+# $k$). Open diamonds are numbers that the paper prints for the same data, method and $k$. Every run with results must
+# be in this figure exactly once. We check this: the sum over runs equals the sum over cells.
 
 # %%
 for data, made in along.items():
     cells = made.numbers[made.numbers["metric"] == "AUPRC"]
-    cells = cells[~(cells["shared"] & cells.duplicated("method"))]  # what is in every row counts once
+    cells = cells[~(cells["shared"] & cells.duplicated("method"))]  # a cell repeated in every row counts once
     alone = done.loc[done["data"] == data, "AUPRC"]
-    assert cells["seeds"].sum() == len(alone), "a run is missing in the table, or there twice"
+    assert cells["seeds"].sum() == len(alone), "every run should be in the table once"
     assert np.isclose((cells["mean"] * cells["seeds"]).sum(), alone.sum(), rtol=1e-4)
     assert ((cells["low"] <= cells["mean"]) & (cells["mean"] <= cells["high"])).all()
 {data: f"{len(of)} runs, all in the table" for data, of in by_data.items()}
 
 # %% [markdown]
-# ## 6 · How far apart are two trainings?
+# ## 6 · How much do two trainings differ?
 #
-# The same method and parameters, another seed. With one seed there is nothing to see here, and no interval above knows
-# of it: it then speaks of these trained models on other users only.
+# The same method and parameters with another seed. With a single seed it shows a dash, and the intervals above do not
+# include variation between trainings: they only say how the same trained models would do on other users.
 
 # %%
 keys = [key for key in runs.columns if key in {"data", "experiment", "method", *file.grid}]
@@ -176,19 +180,19 @@ if len(done):
     display(tidy(spread))
 
 # %% [markdown]
-# **What you should see.** Where two seeds of one method lie further apart than two methods, the order of these methods
-# is not known, whatever the decimals say.
+# **What you should see.** If two seeds of one method differ more than two methods do, we do not know which method is
+# better, however many decimals the table has.
 
 # %% [markdown] tags=["lesson"]
-# In the demo that is so for most of them.
+# In the demo this is so for most methods.
 
 # %% [markdown]
-# ## 7 · The paper next to ours
+# ## 7 · The paper beside our results
 #
-# For data the paper has: its number, ours, the difference, and whether our interval holds the paper's rounded number.
-# For other data values cannot be compared. What can be *looked at* side by side is how much a method gains over the
-# baseline, ours with an interval and the paper's on each of its data sets (one seed, from rounded numbers: a gain
-# of 0.002 on 0.067 may be anything from 1.5 to 4.5%).
+# For the paper's data sets: its number, ours, the difference, and whether our interval contains the paper's rounded
+# number. On other data sets the values cannot be compared. There we only put side by side how much a method gains over
+# the baseline: ours with an interval, and the paper's on each of its data sets. (The paper has one seed and rounded
+# numbers: a gain of 0.002 on 0.067 may be anything from 1.5 to 4.5%.)
 
 # %%
 by_k = file.axis == "k" and (file.layout == "matched" or file.paper in ("head-matched", "routing"))
@@ -205,14 +209,15 @@ for data, made in tables.items():
         display(Markdown(f"Gain in AUPRC over {made.baseline}:"), told.set_index("method"))
 
 # %% [markdown]
-# **What you should see.** A dash where the paper prints nothing for that method and $k$. A gain of ours that agrees in
-# sign with the paper's is a hint if its interval leaves out zero, and nothing if it does not.
+# **What you should see.** A dash where the paper prints no number for that method and $k$. If our gain has the same
+# sign as the paper's, this is some evidence if our interval excludes zero, and no evidence if it does not.
 #
 # ## 8 · Is $\kappa$ bounded in every run?
 #
-# Nothing but the ELBO holds $\kappa$: no prior, no clipping. It enters only through
-# $\mathrm{KL}(\gamma\,\|\,\gamma^{con})$, which is smallest at the sharpness of the contrastive posterior. The paper
-# finds the largest $\kappa$ of a run in the range below; over users and heads on held-out items, of all our runs:
+# Only the ELBO bounds $\kappa$: it has no prior and is not clipped. $\kappa$ enters only through
+# $\mathrm{KL}(\gamma\,\|\,\gamma^{con})$, which is smallest at the sharpness of the contrastive posterior. The table
+# has the range of $\kappa$ over users and heads on held-out items in all our runs, beside the paper's range for the
+# largest $\kappa$ of a run:
 
 # %%
 bounds = sweeps.kappa_bounds(done)
@@ -225,14 +230,14 @@ tidy(bounds, 1).rename(columns=names).set_index("method") if len(bounds) else pr
 plots.kappa_bounds(bounds) if len(bounds) else None
 
 # %% [markdown]
-# **What you should see.** Bars of some width around $1/\tau$ (14.3 at the paper's $\tau$), where $\kappa$ starts, and
-# no run that shoots off. The paper's range is for $d = 64$, and the power-spherical kernel needs a larger $\kappa$ than
-# the other for the same sharpness: ranges of two kernels or two dimensions are not to be compared.
+# **What you should see.** Bars around $1/\tau$ (14.3 at the paper's $\tau$), where $\kappa$ starts, and no run in which
+# $\kappa$ grows without bound. The paper's range is for $d = 64$. For the same sharpness the power-spherical kernel
+# needs a larger $\kappa$ than the other kernel. So do not compare the ranges of two kernels or two dimensions.
 #
-# ## 9 · All runs at once
+# ## 9 · All runs in one figure
 #
-# A line per run, through its place in the grid and its numbers, coloured by AUPRC. Drag along an axis to keep some of
-# the lines; drag an axis by its name to another place.
+# One line per run, through its place in the grid and its numbers, coloured by AUPRC. Drag along an axis to select
+# lines. Drag the name of an axis to move it.
 
 # %%
 numbers = [name for name in ("R@100", "AUPRC", "effective heads", "head cosine") if name in done]
@@ -241,23 +246,24 @@ for data, part in done.groupby("data", sort=False):
     display(plots.parallel_coordinates(part[[*keys, *numbers]], "AUPRC", keys))
 
 # %% [markdown]
-# **What you should see.** The title names the parameter whose values lie furthest apart on average. If that is the
-# seed, the sweep says nothing yet. Effective heads and their cosine tell how a method got there: near one head in use
-# is a collapse, a cosine near one are heads that say the same.
+# **What you should see.** The title names the parameter whose values differ most in mean AUPRC. If this is the seed,
+# the sweep shows nothing yet. Effective heads and their cosine say how a method reached its result: about one effective
+# head is a collapse, and a mean cosine near 1 means that the heads are copies of each other.
 
 # %% [markdown] tags=["lesson"]
-# In the demo some trainings with a hard rule end with a single head in use and no BACH training does; some of these
+# In the demo some trainings with hard routing end with a single head in use; no BACH training does. Some of these
 # single heads rank no worse than the others.
 #
 # ## Exercises
 #
-# 1. In each row of a table one method is bold. If four methods were equally good, how often would a given one be bold,
-#    and what does a column of three bold cells prove?
+# 1. In each row of a table one method is bold. If four methods were equally good, how often would a given one be bold?
+#    What does a column of three bold cells prove?
 #
 # <details><summary>Answer</summary>
 #
-# In a quarter of the rows; three rows in a row with probability $1/64$, if rows were independent. They are not: all
-# rows have the same users, so who is lucky with these users is lucky in all of them. That is why users are redrawn.
+# In a quarter of the rows. Three rows in sequence have probability $1/64$ if rows are independent. They are not: all
+# rows have the same users, so a method that is lucky with these users is lucky in all rows. This is why users are
+# redrawn.
 # </details>
 #
 # 2. Copy `params/sweeps/demo.yaml` to a new name, add `standard` to its methods and run it with `bach sweep`. How many
@@ -265,19 +271,18 @@ for data, part in done.groupby("data", sort=False):
 #
 # <details><summary>Answer</summary>
 #
-# Three: `standard` has one vector, so $k = 4$ and $k = 8$ are the same training, with three seeds. The 24 others are
-# known by their parameters and their code; if this notebook has trained them in the same `outputs`, each is opened and
-# only its notebook is executed.
+# Three: `standard` has one vector, so $k = 4$ and $k = 8$ are the same training, with three seeds. The other 24
+# trainings are identified by their parameters and their code. If this notebook has trained them in the same `outputs`,
+# they are loaded and only their notebooks are executed.
 # </details>
 #
-# 3. Why does the layout `main` choose $k$ on the validation items, and what would change if it took the best test
-#    number?
+# 3. Why does the layout `main` choose $k$ on the validation items? What would change if it took the best test number?
 #
 # <details><summary>Answer</summary>
 #
-# The best of three noisy numbers is above the mean of any of them, and more so for a method whose trainings differ
-# more. Chosen on other items the noise of the test number is fresh, and the mean stays honest (`05_evaluate`, the trap
-# *picked on the test items*).
+# The best of three noisy numbers is above the mean of any of them, and more so for a method whose trainings vary more.
+# If $k$ is chosen on other items, the noise of the test number is independent of the choice, and the mean is unbiased
+# (`05_evaluate`, the trap *picked on the test items*).
 # </details>
 
 # %%
@@ -296,5 +301,5 @@ record(
 )
 
 # %% [markdown] tags=["lesson"]
-# **Next:** [`single`](single.ipynb) is what ran for each point, [`05_evaluate`](05_evaluate.ipynb) has what is behind
-# the intervals.
+# **Next:** [`single`](single.ipynb) is the notebook that ran for each point. [`05_evaluate`](05_evaluate.ipynb)
+# explains the intervals.

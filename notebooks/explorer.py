@@ -14,13 +14,13 @@
 # ---
 
 # %% [markdown]
-# # Explorer · Look at somebody's heads, move π_u, watch the slate
+# # Explorer · See a user's heads, change π_u, and watch the slate change
 #
-# **Question.** What does the model see in this person, and what would it show if $\pi_u$ were another one?
+# **Question.** What does the model know about this user, and what would it recommend with another $\pi_u$?
 #
-# Run all cells (*Run → Run All Cells*), then use the controls. Find a user by number or by what they like, or type a
-# history of your own; drag a head's weight, forbid a head, switch between p-BACH, v-BACH and a global codebook; click a
-# bar to ask why that item is there. **CPU minutes:** half a one.
+# Run all cells (*Run → Run All Cells*), then use the controls. Find a user by number or by what they like, or type your
+# own history. Drag a head's weight, forbid a head, or switch between p-BACH, v-BACH and a global codebook. Click a bar
+# to see why that item is there. **CPU minutes:** a half.
 
 # %% tags=["parameters"]
 source = "planted"
@@ -51,10 +51,9 @@ p = settings(globals())
 dataset = prepared(p)
 
 # %% [markdown]
-# Three small models; those that other notebooks have trained are opened. With runs of your own, all of one data set,
-# the next two cells are
-# `explorer = Explorer.of_runs("outputs/runs/p-bach-…", "outputs/runs/p-bach-global-…")`. `plots.use("dark")` before it
-# makes the figure fit a dark JupyterLab.
+# Three small models. If other notebooks have trained them, they are loaded. To use your own runs (all of one data set),
+# replace the next two cells by `explorer = Explorer.of_runs("outputs/runs/p-bach-…", "outputs/runs/p-bach-global-…")`.
+# `plots.use("dark")` before it makes the figure fit a dark JupyterLab.
 
 # %%
 runs = {
@@ -69,12 +68,12 @@ explorer = Explorer(runs, dataset, user=user)
 explorer
 
 # %% [markdown]
-# **What you should see.** On the left the heads with their names, $\pi_u$ and $\kappa$; on the right the slate, a bar
-# per item, split by the heads that bring it. ★ is what the user went on to like, which the model has not seen; ↑ ↓ and
-# *new* are against the slate of the model's own $\pi_u$. Every slate is proved to be the best of all items.
+# **What you should see.** On the left: the heads with their names, $\pi_u$ and $\kappa$. On the right: the slate, one
+# bar per item, divided by the heads that bring it. ★ marks items that the user liked next and the model has not seen.
+# ↑, ↓ and *new* compare with the slate of the model's own $\pi_u$. Every slate is proved to be the best of all items.
 #
-# What the sliders do can be written down, too. Everything on the second head by $\pi_u$, and the picture of the model's
-# own slate without a kernel:
+# The sliders can also be replaced by code. Here the head with the second largest weight gets all of $\pi_u$. Below it
+# is the picture of the model's own slate, which needs no kernel:
 
 # %%
 session = explorer.session
@@ -82,7 +81,7 @@ before = session.slate()
 first, second = np.argsort(-session.heads.pi, kind="stable")[[0, min(1, k - 1)]].tolist()
 after = session.slate(session.steered({r: float(r == second) for r in range(k)}))
 assert before.certified.all() and after.certified.all()
-assert np.allclose(after.head_share[0, :, second], 1), "only one head has weight: it brings everything"
+assert np.allclose(after.head_share[0, :, second], 1), "only one head has weight, so it should bring every item"
 kept = len(set(before.items[0]) & set(after.items[0]))
 f"{kept} of {session.K} items stay when head {second}, {session.heads.names[second]}, gets all of π_u"
 
@@ -90,7 +89,7 @@ f"{kept} of {session.K} items stay when head {second}, {session.heads.names[seco
 explorer.picture()
 
 # %% [markdown]
-# Why the first item is there: each head's share of its score.
+# Why the first item is there: the share of each head in its score.
 
 # %%
 why = session.why(int(before.items[0, 0]))
@@ -98,7 +97,7 @@ assert np.isclose(why.heads["share"].sum(), 1) and np.isclose(why.score, before.
 why.heads.sort_values("share", ascending=False).round(2)
 
 # %% [markdown]
-# Half of the largest weight, and all scaled to sum to one:
+# The largest weight halved, and all weights scaled to sum to one:
 
 # %%
 halved = session.steered({first: session.heads.pi[first] / 2})
@@ -107,15 +106,15 @@ plots.pi_before_after(session.heads.pi, halved, session.heads.names)
 # %% [markdown]
 # ## Exercises
 #
-# Of the planted world with the values above.
+# These are about the planted world with the parameters above.
 #
-# 1. Of user 7's last 50 items 32 are Romance and three Horror. Why does the head *Horror* have 60% of $\pi_u$?
+# 1. Of user 7's last 50 items 32 are Romance and three are Horror. Why does the head *Horror* have 60% of $\pi_u$?
 #
 # <details><summary>Answer</summary>
 #
 # The three are the very last ones. In this world people stay with an interest for a while, and the gating tower has
-# learnt that: $\pi_u$ says what comes next, not what there was most of. The first two of the ten held-out items are
-# Horror, too; of the other eight none is.
+# learnt this: $\pi_u$ says what comes next, not what was most frequent. The first two of the ten held-out items are
+# Horror, too; none of the other eight is.
 # </details>
 #
 # 2. Give the heads *Horror* and *Romance* of user 7 half of $\pi_u$ each and the others nothing. Is the slate half and
@@ -123,9 +122,9 @@ plots.pi_before_after(session.heads.pi, halved, session.heads.names)
 #
 # <details><summary>Answer</summary>
 #
-# No: *Romance* brings all 15 items. $\pi_u$ weighs densities, and the slate takes the items where their sum is highest.
-# The items nearest to *Romance* have cosines above 0.95 with it, those nearest to *Horror* 0.89 to 0.92. With *Romance*
-# and *Heist* it is eight and seven. Who wants a share of the places has to ask for that: caps, in `07_serving`.
+# No: *Romance* brings all 15 items. $\pi_u$ weights densities, and the slate takes the items where their sum is
+# highest. The items nearest to *Romance* have cosines above 0.95 with it, those nearest to *Horror* 0.89 to 0.92. With
+# *Romance* and *Heist* it is eight and seven. To give a topic a share of the places, use caps (`07_serving`).
 # </details>
 
 # %%
@@ -139,5 +138,5 @@ record(
 )
 
 # %% [markdown]
-# **Next:** [`06_heads_and_pi`](06_heads_and_pi.ipynb) asks whether the names and the weights can be believed,
-# [`07_serving`](07_serving.ipynb) how the slate is found and proved.
+# **Next:** [`06_heads_and_pi`](06_heads_and_pi.ipynb) asks whether we can trust the names and the weights.
+# [`07_serving`](07_serving.ipynb) shows how the slate is found and proved.

@@ -14,12 +14,12 @@
 # ---
 
 # %% [markdown]
-# # Single · one method, one data set, one seed: a point of a sweep
+# # Single · One method on one data set with one seed is one point of a sweep
 #
 # **Question.** How good is this method in this experiment, and what do its heads and $\kappa$ do?
 #
 # **You need** `04_train` for the methods. **CPU minutes:** a quarter. `bach sweep` runs this notebook for each point of
-# its grid; by hand: `papermill notebooks/single.ipynb out.ipynb -f params/ml1m.yaml -p method v-bach`.
+# its grid. By hand: `papermill notebooks/single.ipynb out.ipynb -f params/ml1m.yaml -p method v-bach`.
 
 # %% tags=["parameters"]
 source = "planted"
@@ -38,57 +38,42 @@ log_steps = 10
 seed = 0
 
 # %%
-import numpy as np
-
-from bachlib.evaluate import diagnostics, evaluate, paper
-from bachlib.experiment.stages import prepared, settings, trained
+from bachlib.evaluate import paper
+from bachlib.experiment.stages import measured, settings
 from bachlib.files import record
-from bachlib.show import plots
 
 p = settings(globals())
-dataset = prepared(p)
-dataset
 
 # %% [markdown]
-# ## The training
+# ## Train and rank the test items
 #
-# Finished before, it is opened; stopped, it goes on.
-
-# %%
-run = trained(method, dataset, p)
-run
-
-# %%
-plots.training(run.history, method)
-
-# %% [markdown]
-# **What you should see.** The loss falls. Validation AUPRC (dots) rises and levels off; the weights that are kept are
-# those of its maximum.
-#
-# ## The test items
-#
-# Over the full catalogue, every earlier item of the user excluded. The row per user stays beside the weights, so that
+# A training that is finished is opened, and one that was stopped is resumed. Then every test item is ranked in the full
+# catalogue, without the user's earlier items. The run folder keeps the weights and one row of metrics per user, so that
 # methods can be compared user by user.
 
 # %%
-result = evaluate(run, dataset, max_users=p.max_eval)
-result.save(run.folder)
-result
+point = measured(p, quiet=False)
+point.run
 
 # %%
-plots.recall_curves({method: result.ranks}, up_to=min(500, dataset.n_items - 1))
+point.result
+
+# %%
+point.run.history.set_index("step").filter(["loss", "valid_auprc"]).dropna(how="all").tail(5).round(4)
 
 # %% [markdown]
+# **What you should see.** The loss falls. Validation AUPRC rises and levels off. The weights that are kept are those
+# with the best validation AUPRC. `bach report` draws pictures of the run.
+#
 # ## Heads and $\kappa$
 #
-# On held-out items, with the whole catalogue as candidates: heads in use, their cosine, and for BACH the gap
-# $\mathrm{KL}(\gamma\,\|\,\gamma^{con})$ and $\kappa$, which the paper finds in the range below without any prior.
+# These numbers are measured on held-out items, with the whole catalogue as candidates: the number of heads in use, their
+# mean cosine, and for BACH the gap $\mathrm{KL}(\gamma\,\|\,\gamma^{con})$ and $\kappa$. The paper finds the largest
+# $\kappa$ in the range below, without any prior on it.
 
 # %%
-users = result.per_user.index.to_numpy()[:2_000]
-heads = diagnostics.summary(run.model, dataset, users) if method != "mostpop" else {}
-assert all(np.isfinite(value) for value in heads.values())
-heads, {"largest κ in the paper": paper.kappa_range(method)}
+assert all(value == value for value in point.heads.values()), "a value is not a number"
+point.heads, {"largest κ in the paper": paper.kappa_range(method)}
 
 # %% [markdown]
 # ## Exercises
@@ -97,21 +82,22 @@ heads, {"largest κ in the paper": paper.kappa_range(method)}
 #
 # <details><summary>Answer</summary>
 #
-# With one head $\gamma = \pi = 1$ and the ELBO is the sampled softmax: the same loss. Serving differs in form only: the
-# density is increasing in the cosine. What is left are the first weights, drawn in another order.
+# With one head $\gamma = \pi = 1$ and the ELBO is the sampled softmax: the same loss. The serving scores differ, but
+# the order is the same, because the density increases with the cosine. Only the first weights differ: they are drawn in
+# another order.
 # </details>
 #
-# 2. Ask `bach sweep params/sweeps/planted.yaml --dry-run` what it would do, then do it for one seed:
+# 2. Run `bach sweep params/sweeps/planted.yaml --dry-run` to see what it would do. Then run the sweep for one seed.
 #    `--set seeds=1` does not work. Why, and what does?
 #
 # <details><summary>Answer</summary>
 #
-# `seeds` is how many trainings a notebook makes of each method; the grid of that sweep has `seed: [0, 1, 2]`, and what
-# is in a grid cannot be set for all points. Write a file with another grid; finished points are not run again.
+# `seeds` is the number of trainings that a notebook makes of each method. The grid of this sweep has `seed: [0, 1, 2]`,
+# and a key of the grid cannot be set for all points. Write a file with another grid; finished points are not run again.
 # </details>
 
 # %%
-record("single", {name: round(value, 6) for name, value in {**result.means, **heads}.items()}, run.folder)
+record("single", point.record)
 
 # %% [markdown]
 # **Next:** `bach sweep` for many of these, and [`09_sweep_report`](09_sweep_report.ipynb) for their table.

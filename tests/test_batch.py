@@ -9,8 +9,8 @@ import pytest
 from commands import bach, surroundings
 from logs import random_events, write_movielens_csv
 
-from bachlib.experiment.settings import Experiment
-from bachlib.experiment.stages import prepared, trained
+from bachlib.experiment.settings import Experiment, read_experiment
+from bachlib.experiment.stages import prepared, run_name, trained
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -54,6 +54,27 @@ def test_a_log_that_has_changed_is_trained_on_anew(tmp_path):
     assert second.about["identity"]["data"] != first.about["identity"]["data"]
 
 
+def test_a_training_has_one_name_for_bach_train_notebooks_and_sweeps(tmp_path, monkeypatch):
+    """Whoever trains first, the others open that run."""
+    monkeypatch.setenv("BACH_OUTPUT_DIR", str(tmp_path))
+    (tmp_path / "small.yaml").write_text(SMALL)
+    p = read_experiment(tmp_path / "small.yaml")
+    dataset, words = prepared(p), ["d=8", "ff=16", "item_width=16", "batch_size=256", "n_negatives=64", "valid_every=1"]
+    words = [word for pair in [*words, "epochs=1"] for word in ("--set", pair)]
+    for method, k in (("p-bach", 2), ("standard", 8)):  # `standard` has one vector, whatever k says
+        done = bach("train", method, "--data", dataset.folder, "--k", k, *words, BACH_OUTPUT_DIR=tmp_path)
+        assert done.returncode == 0, done.stderr
+        (folder,) = tmp_path.glob(f"runs/{method}-planted-k{k if method == 'p-bach' else 1}-s0-*")
+        when = (folder / "best.safetensors").stat().st_mtime_ns
+        run = trained(method, dataset, p)
+        assert run.folder == folder and (folder / "best.safetensors").stat().st_mtime_ns == when, "it was trained again"
+        assert run_name(p.model_copy(update={"method": method})) == folder.name, "as a sweep calls it"
+    ours = trained("v-bach", dataset, p)
+    done = bach("train", "v-bach", "--data", dataset.folder, "--k", 2, *words, BACH_OUTPUT_DIR=tmp_path)
+    assert done.returncode == 0 and ours.folder.name in done.stdout
+    assert len([*tmp_path.glob("runs/*")]) == 3
+
+
 def status(folder):
     return json.loads((folder / "status.json").read_text())
 
@@ -77,7 +98,7 @@ def test_finished_stages_are_used_again_and_lost_ones_run_again(ran):
     (folder / "single.ipynb").unlink()
     done = bach("run", place / "small.yaml", BACH_OUTPUT_DIR=place / "o")
     assert done.returncode == 0, done.stderr
-    assert "01_sphere        as before" in done.stdout and "single           as before" not in done.stdout
+    assert "01_sphere        unchanged" in done.stdout and "single           unchanged" not in done.stdout
     now = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.ipynb")}
     assert now["01_sphere.ipynb"] == when["01_sphere.ipynb"] and now["single.ipynb"] > when["single.ipynb"]
     assert set(json.loads((folder / "metrics.json").read_text())) == {"01_sphere", "single"}

@@ -9,12 +9,13 @@ import yaml
 from commands import bach
 
 from bachlib import BachError
-from bachlib.experiment.notebooks import as_yaml, keys
+from bachlib.experiment.notebooks import as_yaml, code_of, keys
 from bachlib.experiment.settings import CHAIN, SINGLE, Experiment, experiment_of, given, notebook_names, read_experiment
 from bachlib.experiment.stages import data_name, run_name, settings
 from bachlib.experiment.sweep import read_sweep
 from bachlib.files import code_hash
 from bachlib.params import WorldParams
+from bachlib.train.run import CODE
 
 ROOT = Path(__file__).resolve().parent.parent
 EXPERIMENTS = ["quickstart", "teaching", "ml1m", "ml20m", "taobao", "netflix"]
@@ -35,7 +36,7 @@ ABOUT_DATA = [name for name in notebook_names() if "source" in literals(name)]
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_a_experiment_is_flat_complete_and_has_reasons(name):
+def test_an_experiment_is_flat_complete_and_has_reasons(name):
     path = ROOT / "params" / f"{name}.yaml"
     values = yaml.safe_load(path.read_text())
     assert not any(isinstance(value, dict) for value in values.values()), "flat: papermill takes it as it is"
@@ -115,10 +116,10 @@ def test_tables_have_a_sweep_each():
         ("method: p-bech", "method: there is no 'p-bech'; did you mean 'p-bach'?"),
         ("source: movielens-1k", "source: there is no 'movielens-1k'; did you mean 'movielens-1"),
         ("{d: 10}", "attention_heads: should divide the width (10), got 4"),
-        ("{method: standard, kernel: von-mises-fisher}", "kernel: 'von-mises-fisher' cannot go with method 'standard'"),
-        ("{source: csv}", "path: source 'csv' is a log of your own: say where it is"),
-        ("{columns: {user: a, item: b, time: c}}", "columns: source 'planted' has its own"),
-        ("{n_items: 50, d: 64}", "d: PureSVD of rank 64 needs more users and items"),
+        ("{method: standard, kernel: von-mises-fisher}", "kernel: method 'standard' has no kernel"),
+        ("{source: csv}", "path: source 'csv' needs the path of your log"),
+        ("{columns: {user: a, item: b, time: c}}", "columns: source 'planted' has fixed columns"),
+        ("{n_items: 50, d: 64}", "d: should be smaller than n_users"),
         ("notebooks: [04_trian]", "notebooks: there is no '04_trian'; did you mean '04_train'?"),
         ("k: 4\nd: 8\nk: 8", "'k' is there twice"),
         ("learning_rate: .inf", "learning_rate: Input should be a finite number, got inf"),
@@ -146,7 +147,7 @@ def test_a_wrong_file_is_refused_and_named(tmp_path, text, said):
         ("base: [quickstart]\ngrid: {seeds: [1, 2]}", "grid: seeds does not change a training; did you mean 'seed'?"),
         ("base: [quickstart]\ngrid: {k: [4]}\nset: {k: 3}", "k is in the grid; it cannot be set to 3"),
         ("base: [quickstart]\ngrid: {k: [4]}\nset: [1]", "set: Input should be a valid dictionary"),
-        ("base: [quickstart]\ngrid: {k: [4]}\naxis: kk", "axis: 'kk' is no parameter of a model or a training"),
+        ("base: [quickstart]\ngrid: {k: [4]}\naxis: kk", "axis: 'kk' is not a parameter of a model or a training"),
         (
             "base: [quickstart]\ngrid: {k: [4]}\nbaseline: p-bch",
             "baseline: there is no 'p-bch'; did you mean 'p-bach'?",
@@ -174,8 +175,10 @@ def test_words_of_the_command_line():
     }  # fmt: skip
     with pytest.raises(BachError, match="--set k: should be name=value"):
         given(["k"])
-    with pytest.raises(BachError, match="a value is not YAML"):
+    with pytest.raises(BachError, match="the value is not YAML"):
         given(["k=["])
+    with pytest.raises(BachError, match="--set epoch=5: 'epoch' is not a parameter here; did you mean 'epochs'"):
+        given(["epoch=5"], {"epochs", "d"})
     done = bach("run", "quickstart", "--set", "n_user=3")
     assert done.returncode == 2 and "did you mean 'n_users'?" in done.stderr and "quickstart.yaml" in done.stderr
 
@@ -183,32 +186,34 @@ def test_words_of_the_command_line():
 # --------------------------------------------------------------------------------------------- settings of a notebook
 
 
-def test_settings_are_what_the_first_cells_say():
-    cells = [
-        "",
-        "k = 4\nd = 16",
-        "# Parameters\nk = 3\nsource = 'planted'",
-        "p = settings(globals())",
-        "gap = {1: 2}",
-    ]
-    p = settings({"In": cells, "k": 3, "d": 16, "source": "planted", "gap": {}, "tau": 99})
-    assert (p.k, p.d, p.tau) == (3, 16, 0.07), "later variables are no parameters"
-    again = [*cells, "k = 2\ntau = 0.1", "p = settings(globals())"]
-    p = settings({"In": again, "k": 2, "d": 16, "source": "planted", "gap": {}, "tau": 0.1})
-    assert (p.k, p.d, p.tau) == (2, 16, 0.1), "a parameter added to the cell, and both run again"
+def test_settings_are_the_variables_after_the_parameters_cell():
+    cells = {"In": ["", "k = 4\nd = 16", "# Parameters\nk = 3"], "Out": {}, "_oh": {}, "exit": exit, "N_TEST": 10}
+    namespace = {**cells, "Path": Path, "k": 3, "d": 16, "source": "planted"}
+    p = settings(namespace)
+    assert (p.k, p.d, p.tau) == (3, 16, 0.07)
+    namespace |= {"gap": {}, "tau": 99, "method": "standard", "k": 2, "first": 3}  # set by later cells, and k changed
+    p = settings(namespace)
+    assert (p.k, p.d, p.tau, p.method) == (2, 16, 0.07, "p-bach"), "variables of later cells are not parameters"
+    namespace["In"] = [*cells["In"], "k = 2\nd = 16\ntau = 0.1", "p = settings(globals())"]
+    assert settings(namespace | {"tau": 0.1}).tau == 0.1, "a parameter added to the cell, and both run again"
 
 
-def test_settings_without_a_history_of_cells():
-    """nbval's kernel keeps none."""
-    p = settings({"In": [""], "k": 3, "epochs": 2, "source": "planted", "Path": Path, "x": 1})
+def test_settings_need_no_history_of_cells():
+    """The kernel that nbval starts keeps none."""
+    p = settings({"In": [""], "k": 3, "epochs": 2, "source": "planted", "Path": Path})
     assert (p.k, p.epochs, p.tau) == (3, 2, 0.07)
+
+
+def test_settings_never_fall_back_to_defaults():
+    with pytest.raises(BachError, match="no parameters are set: run the notebook's parameters cell first"):
+        settings({"In": ["", "p = settings(globals())"], "Path": Path})
 
 
 def test_settings_refuse_what_papermill_only_warns_of():
     with pytest.raises(BachError, match=r"n_user: not a parameter; did you mean 'n_users'\?"):
-        settings({"In": ["", "n_users = 4", "n_user = 5", "p = settings(globals())"], "n_users": 4, "n_user": 5})
+        settings({"n_users": 4, "n_user": 5})
     with pytest.raises(BachError, match="k: Input should be a valid integer"):
-        settings({"In": ["", "k = 'x'", "p = settings(globals())"], "k": "x"})
+        settings({"k": "x"})
 
 
 # ------------------------------------------------------------------------------------------------ names and stage keys
@@ -246,7 +251,7 @@ def test_comments_are_no_code(tmp_path, monkeypatch):
         code_hash.cache_clear()
 
 
-def test_what_makes_a_stage_run_again(tmp_path, monkeypatch):
+def test_what_makes_a_stage_run_again(tmp_path):
     log = tmp_path / "log.csv"
     log.write_text("u,i,t\n1,2,3\n")
     columns = {"user": "u", "item": "i", "time": "t"}
@@ -257,13 +262,30 @@ def test_what_makes_a_stage_run_again(tmp_path, monkeypatch):
     assert changed["01_sphere"] == before["01_sphere"], "formulas do not depend on the experiment"
     assert changed["04_train"] != before["04_train"] and changed["03_data"] == before["03_data"]
     log.write_text("u,i,t\n1,2,3\n4,5,6\n")
-    assert keys(p)["03_data"] != before["03_data"], "another log"
-    assert keys(p)["04_train"] != before["04_train"], "and what comes after it"
-    monkeypatch.setattr("bachlib.experiment.notebooks.code_hash", lambda: "other")
-    assert all(keys(p)[name] != key for name, key in before.items()), "another code"
+    assert keys(p)["03_data"] != before["03_data"] and keys(p)["04_train"] != before["04_train"], "another log"
 
 
-def test_a_experiment_survives_its_file(tmp_path):
+@pytest.mark.parametrize(
+    ("changed", "stale"),
+    [
+        ("show/plots/style.py", {"01_sphere", "03_data", "04_train"}),  # a new colour
+        ("data/sources.py", {"03_data"}),  # a new reader
+        ("data/windows.py", {"training", SINGLE, "03_data", "04_train"}),
+        ("model/sphere.py", {"training", SINGLE, "01_sphere", "03_data", "04_train"}),
+        ("evaluate/statistics.py", {SINGLE, "03_data", "04_train"}),
+        ("serve/exact.py", set()),
+        ("experiment/cluster.py", set()),
+    ],
+)
+def test_only_the_code_it_depends_on_makes_a_stage_stale(changed, stale):
+    """`training` is the name of a run; the others are notebooks."""
+    parts = {name: code_of(name) for name in ("01_sphere", "03_data", "04_train", SINGLE)} | {"training": CODE}
+    assert (ROOT / "bachlib" / changed).exists()
+    found = {name for name, of in parts.items() if any(changed == one or changed.startswith(f"{one}/") for one in of)}
+    assert found == stale
+
+
+def test_an_experiment_survives_its_file(tmp_path):
     p = read_experiment("ml1m", {"k": 5})
     (tmp_path / "params.yaml").write_text(as_yaml(p))
     again = read_experiment(tmp_path / "params.yaml")

@@ -79,6 +79,25 @@ def test_the_committed_outputs_show_the_numbers(notebook):
     assert shown == json.loads((ROOT / "tests" / "quickstart.json").read_text())[path.stem], "make sync with --force"
 
 
+@pytest.mark.parametrize("name", ["01_sphere", "02_elbo", "04_train"])
+def test_the_shown_source_is_the_current_source(name):
+    """Each `source_of(…)` of the committed notebook is evaluated again, with the imports of the notebook."""
+    committed = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
+    names: dict = {}
+    shown = 0
+    for cell in committed.cells:
+        if cell.cell_type != "code":
+            continue
+        lines = ast.parse(cell.source).body
+        for line in lines:
+            if isinstance(line, ast.ImportFrom):
+                exec(ast.unparse(line), names)
+        if cell.source.startswith("source_of("):
+            assert cell.outputs[0]["data"]["text/markdown"] == eval(ast.unparse(lines[-1]), names).data, "make sync"
+            shown += 1
+    assert shown >= 2
+
+
 def test_the_readme_shows_these_figures():
     """Made of the same traces, titles and axes as when the summary was stored; drawn, and named in the README."""
     found = pictures(ROOT / "notebooks")

@@ -13,7 +13,7 @@ from bachlib.experiment import estimate
 from bachlib.experiment.notebooks import STATUS
 from bachlib.experiment.report import report_sweep
 from bachlib.experiment.stages import data_name
-from bachlib.experiment.sweep import has_results, is_sweep, perform_here, read_sweep, record_of, results, state
+from bachlib.experiment.sweep import is_sweep, read_sweep, record_of, results, run_here, state
 from bachlib.files import only_one, output_dir, read_json, write_text
 from bachlib.show import plots
 
@@ -200,10 +200,10 @@ def sweep(tmp_path_factory):
     for point in points:
         if (point.p.method, point.p.learning_rate) == ("p-bach", 1e30):
             with pytest.raises(BachError, match="diverged"):
-                perform_here(point)
+                run_here(point)
             (point.folder / "log.txt").write_text("as bach sweep leaves it")
         elif point.p.learning_rate == 0.01 and point.p.method != "mostpop":
-            perform_here(point)
+            run_here(point)
     return path
 
 
@@ -228,7 +228,7 @@ def test_a_training_that_was_not_evaluated_has_no_results(sweep):
     kept = point.folder / "evaluation-test.json"
     text = kept.read_text()
     kept.unlink()
-    assert not has_results(point) and results([point])[0]["status"].item() == "missing"
+    assert state(point).status == results([point])[0]["status"].item() == "missing"
     kept.write_text("{")
     assert results([point])[0]["status"].item() == "failed" and "damaged" in results([point])[0]["error"].item()
     kept.write_text(text)
@@ -237,11 +237,12 @@ def test_a_training_that_was_not_evaluated_has_no_results(sweep):
 
 def test_results_of_other_data_or_other_users_do_not_count(sweep):
     point = read_sweep(sweep).points[0]
-    assert has_results(point) and not has_results(point._replace(p=point.p.model_copy(update={"max_eval": 5})))
+    other_users = point._replace(p=point.p.model_copy(update={"max_eval": 5}))
+    assert state(point).status == "done" and state(other_users).status == "missing"
     meta = output_dir("data", data_name(point.p), "meta.json")
     text = meta.read_text()
     meta.write_text(text.replace(read_json(meta)["content_hash"], "0" * 64))
-    assert not has_results(point), "the log has changed since"
+    assert state(point).status == "missing", "the log has changed since"
     meta.write_text(text)
 
 

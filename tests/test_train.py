@@ -18,7 +18,6 @@ from bachlib.model.methods import METHODS, build
 from bachlib.rank.ranks import average_precision, target_ranks
 from bachlib.train import Run, fit
 from bachlib.train.checkpoint import read_tensors
-from bachlib.train.run import split_params
 from bachlib.train.watch import effective_heads
 
 SMALL = {"d": 16, "ff": 32, "item_width": 32}
@@ -308,14 +307,6 @@ def test_weights_that_are_not_there_are_said(whole, world):
 
 def test_effective_heads():
     assert effective_heads([0.25] * 4) == pytest.approx(4) and effective_heads([1.0, 0.0]) == 1
-
-
-def test_settings_of_the_command_line():
-    assert split_params(["d=32", "epochs=5", "history=frozen"]) == ({"d": 32, "history": "frozen"}, {"epochs": 5})
-    with pytest.raises(BachError, match="did you mean epochs"):
-        split_params(["epoch=5"])
-    with pytest.raises(BachError, match="name=value"):
-        split_params(["epochs"])
 
 
 def test_lines_without_a_terminal(world, tmp_path, capsys):

@@ -154,6 +154,11 @@ class Dataset:
         shape = (self.n_users, self.n_items)
         return sparse.csr_matrix((np.ones(len(columns), np.float32), columns, ends), shape=shape)
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a run notes of its data: the folder's name, a hash of the content, and the draw of cold users if any."""
+        return {"name": self.folder.name} | {k: self.meta[k] for k in ("content_hash", "strict") if k in self.meta}
+
     def check_same(self, content_hash: str | None, what: str) -> None:
         """Stop unless something was made with just this data, cold users and all; None: nobody knows."""
         if content_hash not in (None, self.meta["content_hash"]):

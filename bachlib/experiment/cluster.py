@@ -1,31 +1,37 @@
-"""The runs of a sweep, each in a process of its own: on this machine, or on an existing Dask cluster.
+"""`bach sweep`: the points of a sweep on a Dask cluster, either one of this machine's processes or an existing one.
 
-A run is `bach run <folder>/params.yaml` with its output in <folder>/log.txt. Its standard input is a leash: a pipe that
-closes when whoever started it is gone, however that came about, and then the run ends, too; what was trained until then
-is kept, and the next call goes on from there.
+A worker executes the notebook `single` of a point in a kernel, with all output in the point's log.txt. If the sweep
+dies, Dask ends its workers, and a kernel ends when its worker is gone: nothing keeps running. A training that was cut
+off is resumed by the next call. Dask runs a point again if its worker is lost.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import platform
-import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, CancelledError, Executor, Future, ThreadPoolExecutor, wait
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from bachlib import BachError
-from bachlib.experiment.notebooks import PARAMS, STATUS, as_yaml
-from bachlib.experiment.sweep import Point
-from bachlib.files import code_hash, output_dir, read_json, write_text
+from distributed import Client, LocalCluster, as_completed
+from distributed.comm import parse_address, parse_host_port
+from distributed.comm.registry import get_backend
+from tqdm import tqdm
 
-LEASH = "BACH_LEASH"
-LOG = "log.txt"
+from bachlib import BachError
+from bachlib.experiment import estimate
+from bachlib.experiment.notebooks import PARAMS, STATUS, as_yaml, environment, run
+from bachlib.experiment.settings import read_experiment
+from bachlib.experiment.stages import data_name, prepared
+from bachlib.experiment.sweep import LOG, Point, Sweep, keep, state
+from bachlib.files import code_hash, output_dir, write_text
+
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
@@ -35,101 +41,33 @@ class Outcome(NamedTuple):
     error: str | None = None
 
 
-class Task(NamedTuple):
-    """A run as plain values, so that it can go to another machine."""
-
-    name: str
-    params: str
-    threads: int
-    outputs: str
-    data: str | None  # where the logs are, unless that machine says otherwise
-    code: str  # what gives these numbers
-
-
-def task_of(point: Point, threads: int) -> Task:
-    logs = os.environ.get("BACH_DATA_DIR")
-    return Task(point.name, as_yaml(point.p), threads, str(output_dir()), logs, code_hash())
-
-
-_running: set[subprocess.Popen] = set()
-_starting = threading.Lock()  # nothing is started between "let go" and the end
-_let_go = threading.Event()
-
-
-def perform(task: Task) -> Outcome:
-    """Run a point to its end; a process that is lost (killed, out of memory) gets a second try."""
-    if task.code != code_hash():
-        return Outcome("failed", 0.0, f"{platform.node()} has another version of bachlib's code: {code_hash()}")
-    folder = Path(task.outputs) / "runs" / task.name
-    write_text(folder / PARAMS, task.params)
-    start, code = time.monotonic(), 0
-    for attempt in (1, 2):
-        code = _process(task, folder, attempt)
-        if code >= 0:
-            break
-    seconds = time.monotonic() - start
-    if code == 0:
-        return Outcome("done", seconds)
-    noted = read_json(folder / STATUS)
-    lost = f"the process was lost (signal {-code})" if code < 0 else None
-    return Outcome("failed", seconds, lost or noted.get("error") or f"see {folder / LOG}")
+def run_sweep(
+    sweep: Sweep, *, workers: int | None = None, threads: int | None = None, dask: str | None = None
+) -> dict[str, Outcome]:
+    """Run the points of a sweep that are not done; returns the outcome of every point."""
+    folder, known = keep(sweep), {}
+    for point in sweep.points:
+        if (now := state(point)).status == "done":
+            known[point.name] = Outcome("done", now.seconds or 0.0)
+    missing = [point for point in sweep.points if point.name not in known]
+    if not missing:
+        return known
+    workers, threads = (workers, threads or 1) if dask else local_workers(len(missing), workers, threads)
+    with cluster(dask, workers) as client:
+        limit = len(client.scheduler_info(n_workers=-1)["workers"])  # a worker runs one point at a time
+        print(f"{folder.name}: {len(known)} done, {len(missing)} to run, {limit} at a time → {folder}", flush=True)
+        for p in {data_name(point.p): point.p for point in missing}.values():
+            prepared(p)  # once and here: machines that share a disk do not see each other's locks
+        return known | _through(client, sweep.points, missing, threads, limit)
 
 
-def _process(task: Task, folder: Path, attempt: int) -> int:
-    """`bach run` of the point as a process on a leash; returns how it ended."""
-    variables = {name: str(task.threads) for name in THREADS} | {LEASH: "1", "BACH_OUTPUT_DIR": task.outputs}
-    if task.data and not os.environ.get("BACH_DATA_DIR"):
-        variables["BACH_DATA_DIR"] = task.data
-    around = {**os.environ, **variables}
-    around.pop("MALLOC_TRIM_THRESHOLD_", None)  # Dask's workers set it; a training is a third slower with it
-    command = [sys.executable, "-m", "bachlib.cli", "run", str(folder / PARAMS), "--no-report"]
-    with (folder / LOG).open("a") as log:
-        log.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')}, try {attempt}, {task.threads} threads\n")
-        log.flush()
-        with _starting:
-            if _let_go.is_set():
-                return 143
-            process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=around,
-                start_new_session=True,  # Ctrl-C is for the sweep, which then lets go of the leash
-            )  # fmt: skip
-            _running.add(process)
-    try:
-        return process.wait()
-    finally:
-        _running.discard(process)
-
-
-def on_leash() -> None:
-    """End this process when the one that started it is gone; the kernel notices and ends by itself."""
-    if os.environ.get(LEASH):
-        os.environ.pop(LEASH)  # not for those we start
-
-        def hold() -> None:
-            while os.read(0, 1024):
-                pass
-            os._exit(143)
-
-        threading.Thread(target=hold, daemon=True).start()
-
-
-def let_go() -> None:
-    """Close the leash of every run of this process and wait until they are gone."""
-    with _starting:
-        _let_go.set()
-        for process in list(_running):
-            process.stdin.close()
-    for process in list(_running):
-        process.wait(20)
-
-
-# ------------------------------------------------------------------------------------------------------ where it runs
+# ---------------------------------------------------------------------------------------------------- the cluster
 
 
 def local_workers(points: int, workers: int | None, threads: int | None) -> tuple[int, int]:
-    """How many runs at a time, and threads for each: small models gain nothing from more threads, so runs come first.
+    """How many points at a time on this machine, and threads for each.
 
-    With a GPU one run at a time has it.
+    Small models gain nothing from more threads, so points come first. With a GPU one point at a time has it.
     """
     import torch
 
@@ -140,74 +78,164 @@ def local_workers(points: int, workers: int | None, threads: int | None) -> tupl
 
 
 @contextmanager
-def here(workers: int) -> Iterator[tuple[Executor, int]]:
-    """This machine, and how many runs it takes at a time."""
-    pool = ThreadPoolExecutor(workers)
-    _let_go.clear()
-    try:
-        yield pool, workers
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-        let_go()
-
-
-@contextmanager
-def on_dask(address: str) -> Iterator[tuple[Executor, int]]:
-    """A cluster, and how many runs it takes at a time: as many as its workers have threads."""
-    from distributed import Client
-    from distributed.comm import parse_address, parse_host_port
-    from distributed.comm.registry import get_backend
-
+def cluster(address: str | None, workers: int | None = None) -> Iterator[Client]:
+    """A client of the cluster at an address, or of a cluster of processes on this machine that ends with the block."""
+    if address is None:
+        with (
+            tempfile.TemporaryDirectory(prefix="bach-dask-") as scratch,
+            LocalCluster(
+                n_workers=workers, threads_per_worker=1, host="127.0.0.1", dashboard_address=None,
+                memory_limit=0,  # the memory is used by the kernel, a child of the worker that Dask does not see
+                silence_logs="CRITICAL", local_directory=scratch,
+            ) as local,
+            Client(local, set_as_default=False) as client,
+        ):  # fmt: skip
+            yield client
+        return
     try:
         scheme, place = parse_address(address)
-        get_backend(scheme), parse_host_port(place)  # a client that never was leaves a traceback behind
+        get_backend(scheme), parse_host_port(place)  # a client with a wrong address leaves a traceback behind
         client = Client(address, timeout="5s", set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
         raise BachError(f"no Dask scheduler answers at {address}: {error}") from None
     with client:
-        if not (threads := sum(client.ncores().values())):
+        if not client.scheduler_info(n_workers=-1)["workers"]:
             raise BachError(f"the Dask cluster at {address} has no workers")
-        pool = client.get_executor(pure=False, retries=1)
-        try:
-            yield pool, threads
-        finally:
-            pool.shutdown(wait=False)  # after Ctrl-C: what has begun ends by itself, and the next call finds it
+        yield client
 
 
-def through(
-    pool: Executor,
-    points: Sequence[Point],
-    threads: int,
-    tell: Callable[[Point | None, Outcome | None], None],
-    limit: int,
+def _through(
+    client: Client, points: Sequence[Point], missing: Sequence[Point], threads: int, limit: int
 ) -> dict[str, Outcome]:
-    """Send the points through a pool; `tell` hears of each twice: when it is handed over and how it ended.
-
-    At most `limit` are handed over at a time, so that what is told as running does run.
-    """
+    """Send the missing points to the cluster; one line per point that ends, and a bar in a terminal."""
+    futures = {client.submit(perform, _task(point, threads), key=f"{point.name}-{time.time_ns()}"): point
+               for point in missing}  # fmt: skip
     outcomes: dict[str, Outcome] = {}
-    waiting, busy = list(points), {}
-    while waiting or busy:
-        while waiting and len(busy) < limit:
-            point = waiting.pop(0)
-            busy[pool.submit(perform, task_of(point, threads))] = point
-            tell(point, None)
-        ended, _ = wait(busy, timeout=1.0, return_when=FIRST_COMPLETED)
-        for future in ended:
-            point = busy.pop(future)
+    before = len(points) - len(missing)
+    with tqdm(total=len(points), initial=before, unit="run", disable=not sys.stderr.isatty()) as bar:
+        for future in as_completed(futures, loop=client.loop):
+            point = futures[future]
             outcomes[point.name] = outcome = _outcome(future, point)
-            tell(point, outcome)
-        if not ended:
-            tell(None, None)
+            why = f": {outcome.error.splitlines()[0]}" if outcome.error else ""
+            count = f"[{before + len(outcomes)}/{len(points)}]"
+            rest = time_left(missing, outcomes, limit)
+            bar.write(f"{count} {point.name} {outcome.status} in {spoken(outcome.seconds)}{why}; {rest}")
+            sys.stdout.flush()
+            bar.update()
     return outcomes
 
 
-def _outcome(future: Future, point: Point) -> Outcome:
+def _outcome(future, point: Point) -> Outcome:
     try:
         outcome = Outcome(*future.result())
-    except (Exception, CancelledError) as error:
+    except Exception as error:
         return Outcome("failed", 0.0, f"{type(error).__name__}: {error}")
     if outcome.status == "done" and not (point.folder / STATUS).exists():
         why = f"it is done, but {point.folder} is not here: the workers need this outputs folder on a shared disk"
         return Outcome("failed", outcome.seconds, why)
     return outcome
+
+
+# ----------------------------------------------------------------------------------------------------- on a worker
+
+
+class Task(NamedTuple):
+    """A point as plain values, so that it can go to another machine."""
+
+    name: str
+    params: str
+    threads: int
+    outputs: str
+    data: str | None  # the folder of the logs, unless that machine has its own BACH_DATA_DIR
+    code: str  # hash of the package's code
+
+
+def _task(point: Point, threads: int) -> Task:
+    logs = os.environ.get("BACH_DATA_DIR")
+    return Task(point.name, as_yaml(point.p), threads, str(output_dir()), logs, code_hash())
+
+
+_one_at_a_time = threading.Lock()  # a worker may have several threads; environment and output are the process's
+
+
+def perform(task: Task) -> Outcome:
+    """Run a point to its end, on a worker."""
+    if task.code != code_hash():
+        return Outcome("failed", 0.0, f"the code of bachlib on {platform.node()} differs from the code here")
+    folder, start = Path(task.outputs) / "runs" / task.name, time.monotonic()
+    variables: dict[str, str | None] = dict.fromkeys(THREADS, str(task.threads)) | {"BACH_OUTPUT_DIR": task.outputs}
+    variables |= {"BACH_DATA_DIR": os.environ.get("BACH_DATA_DIR") or task.data}
+    variables |= {"MALLOC_TRIM_THRESHOLD_": None}  # set by Dask; it makes a training a third slower
+    with _one_at_a_time:
+        write_text(folder / PARAMS, task.params)
+        with environment(**variables), _output_into(folder / LOG, f"{task.threads} threads"):
+            try:
+                run(read_experiment(folder / PARAMS), report=False)
+            except Exception as error:
+                print(error, flush=True)
+                return Outcome("failed", time.monotonic() - start, str(error))
+    return Outcome("done", time.monotonic() - start)
+
+
+@contextmanager
+def _output_into(log: Path, about: str) -> Iterator[None]:
+    """Send all output of this process and of the kernels it starts to the end of a file."""
+    kept = {1: os.dup(1), 2: os.dup(2)}
+    with log.open("a") as file:
+        file.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')}, {about}\n")
+        file.flush()
+        try:
+            for stream in kept:
+                os.dup2(file.fileno(), stream)
+            yield
+        finally:
+            for stream, before in kept.items():
+                os.dup2(before, stream)
+                os.close(before)
+
+
+# ------------------------------------------------------------------------------------------------------ what is said
+
+
+def time_left(points: Sequence[Point], outcomes: dict[str, Outcome], limit: int) -> str:
+    """A rough time for the points that have not ended: their estimates, corrected by how the others went."""
+    hoped = {point.name: estimate.seconds(point.p) for point in points}
+    new = [name for name in outcomes if outcomes[name].status == "done"]
+    took, expected = sum(outcomes[name].seconds for name in new), sum(hoped[name] for name in new)
+    rest = sum(hoped[point.name] for point in points if point.name not in outcomes)
+    if not math.isnan(expected) and expected > 0:
+        rest *= took / expected
+    return f"{spoken(rest / limit)} left"
+
+
+def spoken(seconds: float) -> str:
+    """95 → "1 min 35 s"."""
+    if math.isnan(seconds):
+        return "an unknown time"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"
+
+
+def plan(sweep: Sweep, workers: int | None, threads: int | None) -> str:
+    """What `bach sweep` would do: each point with its state and a rough time."""
+    lines, rest, missing = [], 0.0, 0
+    for point in sweep.points:
+        now, about = state(point).status, estimate.seconds(point.p)
+        rest, missing = (rest, missing) if now == "done" else (rest + about, missing + 1)
+        lines.append(f"  {point.name:<52} {'done' if now == 'done' else f'{now}, about {spoken(about)}'}")
+    workers, threads = local_workers(max(1, missing), workers, threads)
+    total = f"{len(sweep.points)} runs, {missing} to do; about {spoken(rest / workers)} with {workers} at a time"
+    each = f"({threads} threads each). The times are rough estimates."
+    return "\n".join([f"{sweep.file.name}: {sweep.file.about}", *lines, f"{total} {each}"])
+
+
+def failures(points: Sequence[Point], outcomes: dict[str, Outcome]) -> list[str]:
+    """The error of each failed point, and where its log is."""
+    return [
+        f"{point.name}: {outcome.error}\n  log: {point.folder / LOG}"
+        for point in points
+        if (outcome := outcomes.get(point.name)) and outcome.status == "failed"
+    ]

@@ -1,4 +1,4 @@
-"""How long a training will take, roughly: from runs that are there, else from the arithmetic of its steps."""
+"""A rough estimate of how long a training takes: from earlier runs, or else from the arithmetic of its steps."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from bachlib.experiment.stages import data_name, heads_of
 from bachlib.files import output_dir, read_json
 from bachlib.model.methods import METHODS
 
-START = 10.0  # seconds for kernel, imports, evaluation and pictures of a small run
-ROW, HEAD = 35e-6, 9e-6  # seconds per window, and per window and head, of all that is no matrix product
-COUNTED = {"movielens-1m": 253_468}  # with the paper's settings; those of its own data sets are in its table
-SHARE = 0.6  # of the speed of a large product that those of a step reach
+START = 10.0  # seconds for the kernel, imports and the evaluation of a small run
+ROW, HEAD = 35e-6, 9e-6  # seconds per window, and per window and head, outside matrix products
+COUNTED = {"movielens-1m": 253_468}  # windows with the paper's settings; its table has those of its own data sets
+SHARE = 0.6  # the products of a step reach this share of the speed of a large product
 
 
 def seconds(p: Experiment) -> float:
-    """Of one run on one core; where runs of this method on this data are known, they say how fast it goes."""
+    """Seconds of one run on one core. Earlier runs of this method on this data set the speed, if there are any."""
     if METHODS[p.method].objective == "counts":
         return START
     known = [
@@ -40,7 +40,7 @@ def seconds(p: Experiment) -> float:
 def _work(p: Experiment) -> float:
     """Seconds of a training per window of the data: rows and heads, the towers, and the three products of the loss.
 
-    All users of a codebook share its logits.
+    The users of a codebook share its logits.
     """
     row = METHODS[p.method]
     shared = row.encoder == "codebook"
@@ -54,7 +54,7 @@ def _known(method: str, data: str) -> list[tuple[dict, Experiment]]:
     found = []
     for path in output_dir("runs").glob(f"{method}-*/{STATUS}"):
         noted = read_json(path).get("notebooks", {}).get(SINGLE, {})
-        with suppress(KeyError, ValidationError):  # trained in somebody's kernel, or by older code
+        with suppress(KeyError, ValidationError):  # a record of older code
             p = Experiment(**noted["values"])
             if p.method == method and data_name(p) == data:
                 found.append((noted, p))
@@ -62,9 +62,9 @@ def _known(method: str, data: str) -> list[tuple[dict, Experiment]]:
 
 
 def windows(p: Experiment) -> float:
-    """Training windows: of the prepared data, else as counted before, or about as many as such a world has.
+    """Number of training windows: of the prepared data, else as counted before, or estimated for a planted world.
 
-    NaN where nobody knows before the log is prepared.
+    NaN if it is unknown until the log is prepared.
     """
     if counted := read_json(output_dir("data", data_name(p)) / "meta.json").get("counts"):
         return counted["windows"]

@@ -1,13 +1,14 @@
-"""The notebooks in batch: papermill runs them in an experiment, one after the other, into one run folder.
+"""Notebooks in batch: papermill executes the notebooks of an experiment, one after the other, into one run folder.
 
-A notebook that has run to its end is a finished stage. It is used again as long as its cells, its parameters, our code
-and what it works on (the log, the stages before it) are the same; status.json keeps what that was.
+A notebook that ran to its end is a finished stage. It is used again as long as all that it depends on is the same: its
+code cells, its parameters, the log, and the code of the rooms it uses. `status.json` keeps a hash of these.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -28,7 +29,6 @@ from bachlib.data.sources import SOURCES
 from bachlib.experiment.settings import SINGLE, Experiment, notebook_folder
 from bachlib.experiment.stages import run_name
 from bachlib.files import (
-    MODELS,
     RUN_DIR,
     canonical_json,
     code_hash,
@@ -43,12 +43,13 @@ from bachlib.files import (
 from bachlib.params import PrepareParams, WorldParams
 
 ABOUT_DATA = {*PrepareParams.model_fields, *WorldParams.model_fields, "path", "data_seed", "world_d", "world_width"}
-ABOUT_DATA -= {"d", "width", "seed"}  # which are the model's and the training's
+ABOUT_DATA -= {"d", "width", "seed"}  # these names mean the model and the training
 METRICS, STATUS, PARAMS = "metrics.json", "status.json", "params.yaml"
+LAYERS = ["model", "rank", "train", "evaluate", "serve"]  # rooms; each stands on those before it
 
 
 def folder_of(p: Experiment) -> Path:
-    """Where an experiment is run; a single training lives with its weights."""
+    """The run folder of an experiment. A single training shares the folder of its weights."""
     if p.notebooks == [SINGLE]:
         return output_dir("runs", run_name(p))
     return output_dir("runs", f"{p.name}-{short_hash(p.model_dump())}")
@@ -57,7 +58,7 @@ def folder_of(p: Experiment) -> Path:
 def run(p: Experiment, *, fresh: bool = False, report: bool = True) -> Path:
     """Execute the notebooks of an experiment; returns the run folder with its report.
 
-    A cell that fails stops the run: the notebook as far as it came is kept, and the status says which one it was.
+    If a cell fails, the run stops. The partial notebook is kept, and the status names it.
     """
     folder = folder_of(p)
     folder.mkdir(parents=True, exist_ok=True)
@@ -72,7 +73,7 @@ def run(p: Experiment, *, fresh: bool = False, report: bool = True) -> Path:
             for name, values in stages(p).items():
                 write_text(folder / STATUS, canonical_json(status))
                 if name in done:
-                    print(f"{name:<16} as before", flush=True)
+                    print(f"{name:<16} unchanged", flush=True)
                     continue
                 start = time.perf_counter()
                 with environment(**{RUN_DIR: str(folder)}):
@@ -90,7 +91,8 @@ def run(p: Experiment, *, fresh: bool = False, report: bool = True) -> Path:
         finally:
             write_text(folder / STATUS, canonical_json(status))
             if report:
-                with suppress(*(() if status["status"] == "done" else (Exception,))):  # the first error is to be told
+                # after a failure that error is the one to show, not one of the report
+                with suppress(*(() if status["status"] == "done" else (Exception,))):
                     _write_report(folder)
     return folder
 
@@ -104,9 +106,9 @@ def _write_report(folder: Path) -> None:
 
 
 def as_yaml(p: Experiment) -> str:
-    """What was set, to be read again by `read_experiment`."""
-    said = {"name", "notebooks"} | p.model_fields_set
-    return yaml.safe_dump({key: value for key, value in p.model_dump().items() if key in said}, sort_keys=False)
+    """The parameters that were set, as a file that `read_experiment` reads."""
+    chosen = {"name", "notebooks"} | p.model_fields_set
+    return yaml.safe_dump({key: value for key, value in p.model_dump().items() if key in chosen}, sort_keys=False)
 
 
 # ---------------------------------------------------------------------------------------------------------- stages
@@ -115,8 +117,8 @@ def as_yaml(p: Experiment) -> str:
 def stages(p: Experiment) -> dict[str, dict[str, Any]]:
     """Notebook → the parameters it is run with.
 
-    Besides those of its own cell, a notebook about data (one that has a `source`) takes what was set for the data, and
-    one that trains (it has `epochs`) all that was set. Notebooks about formulas keep their own values.
+    A notebook about data (it has a parameter `source`) also takes what was set for the data, and one that trains (it
+    has `epochs`) everything that was set. Notebooks about formulas keep their own values.
     """
     found = {}
     for name in p.notebooks:
@@ -136,21 +138,35 @@ def keys(p: Experiment) -> dict[str, str]:
     """Notebook → a hash of all that its outcome depends on."""
     found: dict[str, str] = {}
     for name, values in stages(p).items():
-        inputs = {"code": code_hash(), "cells": _cells(name), "values": values}
+        inputs = {"code": code_hash(code_of(name)), "cells": _cells(name), "values": values}
         if "source" in values:
-            inputs |= {"log": _log(p), "before": [key for stage, key in found.items() if "source" in stages(p)[stage]]}
+            inputs |= {"log": _log(p)}
         found[name] = short_hash(inputs)
     return found
+
+
+def code_of(name: str) -> tuple[str, ...]:
+    """The parts of the package that a notebook depends on, by its imports.
+
+    It depends on the rooms it imports and on those that they stand on. Pictures (`show`), measurements (`bench`) and
+    the readers of logs (`data`) count only if the notebook itself imports them. `experiment` stands for the trainings
+    and evaluations behind it.
+    """
+    rooms = {room for cell in _cells(name) for room in re.findall(r"^\s*(?:from|import) bachlib\.(\w+)", cell, re.M)}
+    rooms |= {"evaluate"} if "experiment" in rooms else set()
+    last = max((LAYERS.index(room) for room in rooms if room in LAYERS), default=-1)
+    data = ("data",) if "data" in rooms else ("data/dataset.py", "data/windows.py") if last > 0 else ()
+    return (*LAYERS[: last + 1], *data, *sorted(rooms & {"show", "bench"}))
 
 
 @lru_cache
 def _cells(name: str) -> list[str]:
     notebook = nbformat.read(notebook_folder() / f"{name}.ipynb", as_version=4)
-    return [cell.source for cell in notebook.cells]
+    return [cell.source for cell in notebook.cells if cell.cell_type == "code"]
 
 
 def _log(p: Experiment) -> list[Any]:
-    """The raw log as a file: which one, how large, how old; nothing for what is generated or not there yet."""
+    """The files of the raw log with size and time of change; nothing for the planted world or a log not yet fetched."""
     path = Path(p.path).expanduser() if p.path else (on_disk(SOURCES[p.source]) if p.source != "planted" else None)
     if path is None or not path.exists():
         return [p.path]
@@ -159,7 +175,7 @@ def _log(p: Experiment) -> list[Any]:
 
 
 def finished(p: Experiment, folder: Path | None = None) -> dict[str, Any]:
-    """The finished stages of an experiment that still count."""
+    """The finished stages of an experiment that are still valid."""
     folder = folder or folder_of(p)
     noted, records = read_json(folder / STATUS).get("notebooks", {}), read_json(folder / METRICS)
     return {
@@ -169,29 +185,24 @@ def finished(p: Experiment, folder: Path | None = None) -> dict[str, Any]:
     }
 
 
-def is_finished(p: Experiment) -> bool:
-    return set(finished(p)) == set(p.notebooks)
-
-
 def _clear(folder: Path, keep: dict[str, Any]) -> None:
-    """Remove what an earlier run has left of stages that are run anew."""
+    """Remove the files of stages that will be executed again."""
     for old in [*folder.glob("*.ipynb"), *folder.glob("*.html")]:
         if old.stem not in keep:
             old.unlink(missing_ok=True)
-    for records in (METRICS, MODELS):
-        forget(folder / records, keep)
+    forget(folder / METRICS, keep)
 
 
 # ------------------------------------------------------------------------------------------------------- execution
 
 
 def execute(source: Path, target: Path, values: dict[str, Any], cwd: Path | None = None) -> None:
-    """Run one notebook with papermill; a kernel that is lost gets a second one, a cell that fails is a clear error.
+    """Execute one notebook with papermill. A kernel that dies is started once more; a failing cell is a clear error.
 
-    `cwd`: where the kernel stands [default: the folder of the notebooks].
+    `cwd`: the kernel's working folder [default: the folder of the notebooks].
     """
     bar = {"desc": source.stem, "bar_format": "{desc:<16} {n_fmt:>3}/{total_fmt} cells  {elapsed}"}
-    logging.getLogger("papermill").setLevel(logging.ERROR)  # it warns of parameters that the experiment has checked
+    logging.getLogger("papermill").setLevel(logging.ERROR)  # its warnings are about parameters that we have checked
     for last in (False, True):
         try:
             papermill.execute_notebook(
@@ -202,28 +213,32 @@ def execute(source: Path, target: Path, values: dict[str, Any], cwd: Path | None
                 cwd=str(cwd or notebook_folder()),
                 progress_bar=bar if sys.stderr.isatty() else False,
                 store_widget_state=False,
-                extra_arguments=["--log-level=ERROR"],  # ipykernel warns at every start that it talks over TCP
+                extra_arguments=["--log-level=ERROR"],  # ipykernel warns at every start that it uses TCP
             )
             return
         except DeadKernelError as error:
             if last:
-                kept = f"The notebook as far as it came is {target}"
+                kept = f"The partial notebook is {target}"
                 raise BachError(f"{source.stem}: the kernel was lost twice ({error}). {kept}") from None
             print(f"{source.stem}: the kernel was lost; once more", flush=True)
         except PapermillExecutionError as error:
             raise BachError(
                 f"{source.stem}, cell {error.cell_index}: {error.ename}: {error.evalue}\n"
-                f"The notebook as far as it came is {target}"
+                f"The partial notebook is {target}"
             ) from None
 
 
 @contextmanager
-def environment(**values: str) -> Iterator[None]:
-    """Environment variables for the kernels started inside the block."""
+def environment(**values: str | None) -> Iterator[None]:
+    """Environment variables for the kernels started inside the block; None removes one."""
     before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
+
+    def put(variables: dict[str, str | None]) -> None:
+        for name, value in variables.items():
+            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+
+    put(values)
     try:
         yield
     finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+        put(before)

@@ -1,12 +1,12 @@
-"""An experiment: one flat set of parameters from the raw log to the last picture, as the files of `params/` hold it.
+"""An experiment: one flat set of parameters from the raw log to the last picture. The files of `params/` hold them.
 
-Everything is checked before anything runs: a key that is none, a wrong type, what cannot go together.
+Everything is checked before anything runs: unknown keys, wrong types, incompatible values.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -24,30 +24,35 @@ SINGLE = "single"  # the notebook of one training, which a sweep runs for each o
 
 
 class Experiment(TrainParams, ModelParams, PrepareParams, WorldParams):
-    """Every parameter by one name. Where two parts call something alike: `seed` is of weights and training, `data_seed`
-    of the draw of users and of the planted world; `d` and `width` are the model's, `world_d` and `world_width` the
-    planted world's."""
+    """Every parameter under one name. Where two parts use the same name: `seed` belongs to weights and training,
+    `data_seed` to the draw of users and the planted world; `d` and `width` belong to the model, `world_d` and
+    `world_width` to the planted world."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
-    name: str = Field("mine", pattern=r"^[\w][\w.-]*$", description="what folders of results are called")
-    notebooks: list[str] = Field(CHAIN, min_length=1, description="what `bach run` executes, in this order")
-    source: str = Field("planted", description="what kind of log it is")
-    path: str | None = Field(None, description="of the log; None: BACH_DATA_DIR, then the download")
-    data_seed: int = Field(0, ge=0, description="of the draw of users and of the planted world")
+    name: str = Field("mine", pattern=r"^[\w][\w.-]*$", description="the name of the folders of results")
+    notebooks: list[str] = Field(
+        CHAIN, min_length=1, description="the notebooks that `bach run` executes, in this order"
+    )
+    source: str = Field("planted", description="the kind of log")
+    path: str | None = Field(None, description="path of the log; None: look in BACH_DATA_DIR, then download it")
+    data_seed: int = Field(0, ge=0, description="random seed of the draw of users and of the planted world")
     world_d: int = Field(WorldParams.model_fields["d"].default, ge=2, description="dimension of the planted sphere")
-    world_width: float = Field(WorldParams.model_fields["width"].default, ge=0.01, lt=1.5)
-    method: str = Field("p-bach", description="of the notebook single, and so of a sweep's points")
-    seeds: int = Field(1, ge=1, description="trainings of each method, with seed, seed + 1, …")
-    prototypes: int = Field(16, ge=1, description="heads of a codebook beside k personal ones")
-    max_eval: int = Field(10_000, ge=1, description="users to evaluate at most")
-    svd_rank: int = Field(64, ge=1, description="of PureSVD as a recommender, in 03_data")
-    user: int = Field(7, ge=0, description="whose pictures are drawn")
-    n_large: int = Field(40_000, ge=1_000, description="items of the catalogue on which 07_serving measures cost")
+    world_width: float = Field(WorldParams.model_fields["width"].default, ge=0.01, lt=1.5,
+                               description="typical angle (radians) of a planted item to its interest")  # fmt: skip
+    method: str = Field("p-bach", description="the method that the notebook `single` trains")
+    seeds: int = Field(1, ge=1, description="number of trainings of each method, with seed, seed + 1, …")
+    prototypes: int = Field(
+        16, ge=1, description="heads of the global codebook, in notebooks that also have a personal model"
+    )
+    max_eval: int = Field(10_000, ge=1, description="evaluate at most this many users")
+    svd_rank: int = Field(64, ge=1, description="rank of PureSVD as a recommender, in 03_data")
+    user: int = Field(7, ge=0, description="the user whose pictures are drawn")
+    n_large: int = Field(40_000, ge=1_000, description="size of the catalogue on which 07_serving measures cost")
 
     @field_validator("*", mode="before")
     @classmethod
-    def _yes_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+    def _true_is_not_a_number(cls, value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, bool) and cls.model_fields[info.field_name].annotation is not bool:
             raise ValueError("should not be true or false")
         return value
@@ -83,31 +88,31 @@ class Experiment(TrainParams, ModelParams, PrepareParams, WorldParams):
 
 
 def _impossible(p: Experiment) -> Iterator[str]:
-    """What no single parameter can know."""
+    """Values that are not valid together."""
     if p.method not in METHODS:
         yield f"method: there is no {p.method!r}{nearest(p.method, METHODS)}; there are {', '.join(METHODS)}"
     elif p.kernel is not None and METHODS[p.method].kernel is None:
-        yield f"kernel: {p.kernel!r} cannot go with method {p.method!r}, which has no kernel; only the BACH methods do"
+        yield f"kernel: method {p.method!r} has no kernel, so it cannot be {p.kernel!r}; only the BACH methods have one"
     if p.source not in SOURCES:
         yield f"source: there is no {p.source!r}{nearest(p.source, SOURCES)}; there are {', '.join(SOURCES)}"
     own = p.source in ("csv", "parquet")
     if own and p.path is None:
-        yield f"path: source {p.source!r} is a log of your own: say where it is"
+        yield f"path: source {p.source!r} needs the path of your log"
     if p.columns is not None and not own:
-        yield f"columns: source {p.source!r} has its own; they go with csv and parquet"
+        yield f"columns: source {p.source!r} has fixed columns; only csv and parquet take them"
     if (p.width or p.d) % p.attention_heads:
         yield f"attention_heads: should divide the width ({p.width or p.d}), got {p.attention_heads}"
     if p.d % p.sasrec_heads:
         yield f"sasrec_heads: should divide d ({p.d}), got {p.sasrec_heads}"
     if p.source == "planted" and p.d >= min(p.n_items, p.n_users):
-        yield f"d: PureSVD of rank {p.d} needs more users and items than that; n_users {p.n_users}, n_items {p.n_items}"
+        yield f"d: should be smaller than n_users ({p.n_users}) and n_items ({p.n_items}), got {p.d}"
     for name in p.notebooks if "notebooks" in p.model_fields_set else []:
         if name not in notebook_names():
             yield f"notebooks: there is no {name!r}{nearest(name, notebook_names())}"
 
 
 def nearest(name: str, known: Any) -> str:
-    """A hint for an error: the most similar of the known names, if there is one."""
+    """A hint for an error message: the most similar known name, if there is one."""
     near = difflib.get_close_matches(name, list(known), 1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else ""
 
@@ -116,7 +121,7 @@ def nearest(name: str, known: Any) -> str:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML file that should hold a table of keys, each once."""
+    """The keys and values of a YAML file."""
     if not path.is_file():
         there = ", ".join(sorted(p.name for p in path.parent.glob("*.yaml")))
         raise BachError(f"{path} does not exist; there are {there or 'none'}")
@@ -130,7 +135,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 class _EachOnce(yaml.SafeLoader):
-    """YAML takes the last of two equal keys without a word; in a long file that is a forgotten line."""
+    """Plain YAML silently takes the last of two equal keys; here that is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -142,7 +147,7 @@ class _EachOnce(yaml.SafeLoader):
 
 
 def experiment_of(values: dict[str, Any], where: str) -> Experiment:
-    """Validated; an error names the file, the key and the nearest right name."""
+    """Validated parameters; an error names the file, the key and the closest valid name."""
     return checked(Experiment, values, where)
 
 
@@ -150,7 +155,7 @@ P = TypeVar("P", bound=Params)
 
 
 def checked(model: type[P], values: dict[str, Any], where: str) -> P:
-    """`validated`, and for a key that is none the nearest one."""
+    """`validated`; for an unknown key the error names the closest valid one."""
     if wrong := [str(key) for key in values if key not in model.model_fields]:
         told = [f"  {key}: not a parameter{nearest(key, model.model_fields)}" for key in wrong]
         raise BachError(f"{where}: wrong parameters\n" + "\n".join(told))
@@ -158,7 +163,7 @@ def checked(model: type[P], values: dict[str, Any], where: str) -> P:
 
 
 def read_experiment(path: str | Path, more: dict[str, Any] | None = None) -> Experiment:
-    """A file of `params/`, or its name without .yaml; `more` replaces what it says."""
+    """The experiment of a file, or of a name in `params/`; `more` replaces values."""
     path = Path(path)
     if not path.suffix and not path.is_file():
         path = project_root() / "params" / f"{path}.yaml"
@@ -169,22 +174,27 @@ def read_experiment(path: str | Path, more: dict[str, Any] | None = None) -> Exp
 
 
 def log_at(log: str, file: Path) -> str:
-    """A log that a file names, from where one stands or beside that file; notebooks run in another folder."""
+    """The absolute path of a log that a file names, relative to the working folder or to the file."""
     for place in (Path(log).expanduser(), file.parent / log):
         if place.exists():
             return str(place.resolve())
     raise BachError(f"{file}: path: {log} does not exist, neither here nor beside the file")
 
 
-def given(words: list[str]) -> dict[str, Any]:
-    """["k=4", "epochs=2"] → {"k": 4, "epochs": 2}; what they mean is checked with the rest."""
+def given(words: list[str], known: Collection[str] | None = None) -> dict[str, Any]:
+    """["k=4", "epochs=2"] → {"k": 4, "epochs": 2}: the values of `--set`. `known`: the names that are allowed."""
+    found = {}
     for word in words:
-        if "=" not in word:
+        name, equals, value = word.partition("=")
+        if not equals:
             raise BachError(f"--set {word}: should be name=value")
-    try:
-        return {name: yaml.safe_load(value) for name, _, value in (word.partition("=") for word in words)}
-    except yaml.YAMLError as error:
-        raise BachError(f"--set {' '.join(words)}: a value is not YAML: {error}") from None
+        if known is not None and name not in known:
+            raise BachError(f"--set {word}: {name!r} is not a parameter here{nearest(name, known)}")
+        try:
+            found[name] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise BachError(f"--set {word}: the value is not YAML: {error}") from None
+    return found
 
 
 def notebook_folder() -> Path:

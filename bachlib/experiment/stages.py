@@ -1,12 +1,11 @@
-"""What notebooks make of an experiment, so that each cell holds one idea and no file handling:
+"""The stages of an experiment, as notebooks call them, so that a cell holds one idea and no file handling:
 
     p = settings(globals())              # after the parameters cell
     dataset = prepared(p)                # the log, or the planted world, through the pipeline
     run = trained("p-bach", dataset, p)  # a finished training
+    point = measured(p)                  # train, rank the test items, look at the heads
 
-What is prepared or trained already, by another notebook or by a sweep, is opened and not made again. A training is
-known by its parameters *and* by the code of data, model and training (comments do not count), so after a change there
-nobody meets the results of older code.
+Every stage is cached in `outputs/`: what another notebook, `bach train` or a sweep has made is opened, not made again.
 """
 
 from __future__ import annotations
@@ -14,78 +13,83 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bachlib import BachError
 from bachlib.data import Dataset, planted, prepare
 from bachlib.data.download import locate
+from bachlib.evaluate import Evaluation, diagnostics, evaluate
 from bachlib.experiment.settings import Experiment, experiment_of
-from bachlib.files import code_hash, only_one, output_dir, read_json, short_hash
+from bachlib.files import only_one, output_dir, short_hash
 from bachlib.model.methods import METHODS, build
 from bachlib.params import PrepareParams
 from bachlib.train import Run, fit
+from bachlib.train.run import name_of_run
 
-ROOMS_OF_A_TRAINING = ("params.py", "data", "model", "train")
+KNOWN = "_names_of_parameters"  # a notebook's variable: which of its variables are parameters
+LITERAL = (str, int, float, bool, list, dict, type(None))
+
+# ------------------------------------------------------------------------------------------------------------ settings
 
 
 def settings(namespace: dict[str, Any]) -> Experiment:
-    """The experiment of a notebook: its parameters cell and what papermill has put below it.
+    """The experiment of a notebook, from its parameters cell and the values that papermill added below it.
 
-    papermill only warns of a parameter the notebook does not have. Here it is refused, with the nearest right name.
+    Call it in the first cell after the parameters: every lower-case variable with a literal value is a parameter then.
+    An unknown name is an error (papermill only warns), and so is a notebook in which no parameter was set.
     """
-    return experiment_of({name: namespace[name] for name in _parameters(namespace)}, "the notebook's parameters")
+    names = namespace.get(KNOWN) or [
+        name for name, value in namespace.items() if re.fullmatch(r"[a-z]\w*", name) and type(value) in LITERAL
+    ]
+    if not names:
+        raise BachError("no parameters are set: run the notebook's parameters cell first, then this one")
+    names = list(dict.fromkeys([*names, *_added(namespace)]))
+    p = experiment_of({name: namespace[name] for name in names}, "the notebook's parameters")
+    namespace[KNOWN] = names
+    return p
 
 
-def _parameters(namespace: dict[str, Any]) -> list[str]:
-    """Names set by cells that hold nothing but `name = literal`: before the cell that asks for the settings all of them
-    count, after it (somebody changes a parameter and runs that cell again) those that set a parameter.
-
-    Where the kernel keeps no history of cells (nbval's does not), every variable with the name of a parameter is one.
-    """
-    names: dict[str, None] = {}
-    asked = False
-    for cell in namespace.get("In", [])[1:]:
-        asked = asked or "settings(" in cell
-        found = dict.fromkeys(target.id for statement in _literals(cell) for target in statement.targets)
-        if not asked or found.keys() & {*names, *Experiment.model_fields}:
-            names |= found
-    return list(names) or [name for name in Experiment.model_fields if name in namespace]
-
-
-def _literals(cell: str) -> list[ast.Assign]:
-    """The statements of a cell, if each is `name = literal`."""
-    try:
-        statements = ast.parse(cell).body
-    except SyntaxError:  # a magic
+def _added(namespace: dict[str, Any]) -> list[str]:
+    """Parameters that somebody added to the parameters cell by hand: `name = literal` lines of the cells so far."""
+    if KNOWN not in namespace:
         return []
-    return statements if all(_plain(statement) for statement in statements) else []
+    found = []
+    for cell in namespace.get("In", []):
+        try:
+            lines = ast.parse(cell).body
+        except SyntaxError:  # a magic command
+            continue
+        targets = [line.targets[0] for line in lines if isinstance(line, ast.Assign) and _is_literal(line.value)]
+        if len(targets) == len(lines):
+            found += [target.id for target in targets if isinstance(target, ast.Name)]
+    return [name for name in found if name in Experiment.model_fields]
 
 
-def _plain(statement: ast.stmt) -> bool:
-    if not isinstance(statement, ast.Assign) or not all(isinstance(t, ast.Name) for t in statement.targets):
-        return False
+def _is_literal(value: ast.expr) -> bool:
     try:
-        ast.literal_eval(statement.value)
+        ast.literal_eval(value)
     except ValueError:
         return False
     return True
 
 
+# ---------------------------------------------------------------------------------------------------------------- data
+
+
 def prepared(p: Experiment, quiet: bool = True) -> Dataset:
-    """The data set of an experiment, prepared once for all who ask for it."""
-    chosen = p.prepare
-    return prepare(p.source, raw_log(p), output_dir("data", data_name(p)), quiet=quiet, **chosen)
+    """The data set of an experiment. It is prepared once and then opened."""
+    return prepare(p.source, raw_log(p), output_dir("data", data_name(p)), quiet=quiet, **p.prepare)
 
 
 def raw_log(p: Experiment) -> Path:
-    """Where the log is: as told, or found, or fetched; the planted world is written."""
+    """The path of the log: as given, found in BACH_DATA_DIR, or downloaded. The planted world is generated."""
     if path := p.path or locate(p.source):
         return Path(path).expanduser()
     return planted.write_world(**p.world)
 
 
 def data_name(p: Experiment) -> str:
-    """Readable; with a hash where anything differs from what `bach prepare --source …` does."""
+    """The folder of the data set: the source, with a hash if anything differs from `bach prepare --source …`."""
     chosen = p.prepare
     if p.source == "planted":
         chosen |= {"world": p.world}
@@ -95,45 +99,62 @@ def data_name(p: Experiment) -> str:
 
 
 def label(p: Experiment) -> str:
-    """What the data is called: its source, or the file of a log of your own, without what is odd in a folder's name."""
+    """A readable name of the data: its source, or the file name of a csv or parquet log without unusual characters."""
     return re.sub(r"[^\w.-]+", "-", Path(p.path).stem) if p.source in ("csv", "parquet") else p.source
+
+
+# ----------------------------------------------------------------------------------------------------------- trainings
 
 
 def trained(
     method: str, dataset: Dataset, p: Experiment, *, k: int | None = None, seed: int | None = None, **more: Any
 ) -> Run:
-    """The training of a method in this experiment, finished; `more`: `quiet`, or other parameters.
+    """The finished training of a method in this experiment; `more`: `quiet`, or other parameters.
 
-    It goes on where it was stopped. Two who ask for the same training wait for each other. Where the log has changed
-    since, it is trained anew.
+    A stopped training is resumed. Two processes that ask for the same training wait for each other. If the data has
+    changed since, the training starts again.
     """
     quiet = more.pop("quiet", True)
     p = p.model_copy(update={"method": method, "k": p.k if k is None else k, "seed": p.seed if seed is None else seed})
     if METHODS[method].kernel is None:
         p = p.model_copy(update={"kernel": None})
     p = experiment_of(p.model_dump(exclude_unset=True) | more, f"training {method}")
-    folder = output_dir("runs", run_name(p, dataset))
-    with only_one(folder):
-        model = build(method, dataset, **p.model | {"k": heads_of(p)})
-        trained_on = read_json(folder / "run.json").get("identity", {}).get("data", {}).get("content_hash")
-        other_log = trained_on not in (None, dataset.meta["content_hash"])
-        run = fit(model, dataset, p.train, folder, fresh=other_log, quiet=quiet)
+    with only_one(output_dir("runs", run_name(p, dataset))):
+        run = fit(build(method, dataset, **p.model), dataset, p.train, quiet=quiet)
     if run.status != "finished":
-        raise BachError(f"the training in {folder} is {run.status}: the same call goes on with it")
+        raise BachError(f"the training in {run.folder} is {run.status}: call it again to resume it")
     return run
 
 
-def heads_of(p: Experiment) -> int:
-    """k, or 1 for a method with one vector: a sweep over k does not train it again for each."""
-    row = METHODS[p.method]
-    return 1 if row.objective == "counts" else row.heads or p.k
-
-
 def run_name(p: Experiment, dataset: Dataset | None = None) -> str:
-    """The folder of a training: readable, and ending in a hash of all that decides it."""
-    data = data_name(p) if dataset is None else dataset.folder.name
-    strict = {} if dataset is None else dataset.meta.get("strict", {})
-    k, settled = heads_of(p), {"device": None, "checkpoint_seconds": None}
-    chosen = {"data": data, "strict": strict, "method": p.method, "code": code_hash(ROOMS_OF_A_TRAINING)}
-    chosen |= {"model": p.model | {"k": k}, "train": p.train | settled}
-    return f"{p.method}-{label(p)}-k{k}-s{p.seed}-{short_hash(chosen)}"
+    """The folder of the experiment's training, known before the data is prepared."""
+    row = METHODS[p.method]
+    config = {"method": p.method, "row": row._asdict(), "params": p.model | {"k": heads_of(p)}, "own": {}}
+    data = {"name": data_name(p)} if dataset is None else dataset.identity
+    return name_of_run(config, data, p.train)
+
+
+def heads_of(p: Experiment) -> int:
+    """k, or 1 for a method with one vector."""
+    return METHODS[p.method].heads_for(p.k)
+
+
+class Measured(NamedTuple):
+    run: Run
+    result: Evaluation
+    heads: dict[str, float]  # what `diagnostics.summary` says of the heads; empty for a method without any
+
+    @property
+    def record(self) -> dict[str, float]:
+        return {name: round(value, 6) for name, value in {**self.result.means, **self.heads}.items()}
+
+
+def measured(p: Experiment, quiet: bool = True) -> Measured:
+    """One point of a sweep: train the method, rank its test items, describe its heads. The run folder keeps it all."""
+    dataset = prepared(p)
+    run = trained(p.method, dataset, p)
+    result = evaluate(run, dataset, max_users=p.max_eval, quiet=quiet)
+    result.save(run.folder)
+    users = result.per_user.index.to_numpy()[:2_000]
+    heads = diagnostics.summary(run.model, dataset, users) if p.method != "mostpop" else {}
+    return Measured(run, result, heads)

@@ -1,4 +1,4 @@
-"""A sweep: experiments × a grid, each point one training in a folder of its own, as the files of `params/sweeps` say.
+"""A sweep: experiments × a grid. Each point is one training in its own folder. The files of `params/sweeps`:
 
     name: head-matched
     about: Table 3: p-BACH against all-multihead at equal k
@@ -7,7 +7,7 @@
       method: [all-multihead, p-bach]
       k: [8, 16, 32]
 
-Points that come to the same training are one: a method with one vector is not trained again for each k, and what
+Points with the same training are merged: a method with one vector is not trained again for each k, and a point that
 another sweep has finished is not run again.
 """
 
@@ -25,14 +25,15 @@ import yaml
 from pydantic import Field
 
 from bachlib import BachError
-from bachlib.evaluate import Evaluation, diagnostics, evaluate
-from bachlib.experiment.notebooks import METRICS, STATUS, environment, folder_of, is_finished
+from bachlib.evaluate import Evaluation
+from bachlib.experiment.notebooks import METRICS, STATUS, environment, folder_of, keys, stages
 from bachlib.experiment.settings import SINGLE, Experiment, checked, log_at, nearest, read_experiment, read_yaml
-from bachlib.experiment.stages import data_name, heads_of, label, prepared, run_name, trained
+from bachlib.experiment.stages import data_name, heads_of, label, measured, run_name
 from bachlib.files import (
     RUN_DIR,
     canonical_json,
     in_progress,
+    only_one,
     output_dir,
     project_root,
     read_json,
@@ -43,6 +44,7 @@ from bachlib.files import (
 from bachlib.model.methods import METHODS
 from bachlib.params import ModelParams, Params, PrepareParams, TrainParams, WorldParams
 
+LOG = "log.txt"  # of a point: what its process printed
 FILE = "sweep.yaml"
 AXES = {*ModelParams.model_fields, *TrainParams.model_fields} - {"seed", "device", "checkpoint_seconds"}
 VARIES = AXES | {*PrepareParams.model_fields, *WorldParams.model_fields}  # what makes another training
@@ -55,7 +57,7 @@ class SweepFile(Params):
     name: str = Field(pattern=r"^[\w][\w.-]*$")
     about: str = Field("", description="which table or claim of the paper it is for")
     base: list[str] = Field(min_length=1, description="experiments, as files of params/ or paths")
-    set: dict[str, Any] = Field({}, description="what is other than in the experiments, for all points")
+    set: dict[str, Any] = Field({}, description="values that replace those of the experiments, for all points")
     grid: dict[str, list[Any]] = Field(min_length=1, description="parameter: its values")
     layout: Literal["main", "matched", "data"] = Field(
         "main", description="main: a row per method, best over k; matched: a row per value of `axis`, methods beside "
@@ -89,7 +91,7 @@ class Sweep(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        """The same file with other bases or settings is another sweep."""
+        """Another base or setting gives another folder."""
         told = [point.p.model_dump(exclude={"name"}) for point in self.points]
         return output_dir("sweeps", f"{self.file.name}-{short_hash(told)}")
 
@@ -111,7 +113,7 @@ def read_sweep(path: str | Path, *, base: list[str] | None = None, more: dict[st
 
 
 def _impossible(file: SweepFile) -> Iterator[str]:
-    """What a file of a sweep cannot mean."""
+    """Reasons to reject a sweep file."""
     for key, listed in file.grid.items():
         if key in file.set:
             yield f"{key} is in the grid; it cannot be set to {file.set[key]!r} for all points"
@@ -122,11 +124,11 @@ def _impossible(file: SweepFile) -> Iterator[str]:
     if file.baseline not in METHODS:
         yield f"baseline: there is no {file.baseline!r}{nearest(file.baseline, METHODS)}"
     if file.axis not in AXES:
-        yield f"axis: {file.axis!r} is no parameter of a model or a training{nearest(file.axis, AXES)}"
+        yield f"axis: {file.axis!r} is not a parameter of a model or a training{nearest(file.axis, AXES)}"
 
 
 def found_at(path: Path) -> Path:
-    """The file of a sweep that is named by its file, its name or its folder."""
+    """The file of a sweep, from its path, its name or its folder."""
     places = [path, path / FILE, project_root() / "params" / "sweeps" / f"{path}.yaml"]
     places.append(output_dir("sweeps", str(path), FILE))
     for place in places:
@@ -137,7 +139,7 @@ def found_at(path: Path) -> Path:
 
 
 def is_sweep(path: str | Path) -> bool:
-    """A sweep's file, its name in params/sweeps (unless a run is called so), or its folder."""
+    """Is this a sweep's file, its name in params/sweeps (a run of that name comes first), or its folder?"""
     path = Path(path)
     if path.is_file():
         return path.suffix in (".yaml", ".yml") and "grid" in read_yaml(path)
@@ -168,106 +170,88 @@ def expand(file: SweepFile, path: Path) -> list[Point]:
 
 
 def _beside(base: str, path: Path) -> str:
-    """An experiment is looked for beside the sweep's file, then from where one stands; else it is a name in params/."""
+    """An experiment's file beside the sweep's file or in the working folder; else it is a name in params/."""
     found = (place.resolve() for place in (path.parent / base, Path(base)) if place.is_file())
     return str(next(found, base))
 
 
 def keep(sweep: Sweep) -> Path:
-    """Write the sweep into its folder, so that it can be reported on by name."""
+    """Write the sweep's file into its folder, so that `bach report` finds it by name; returns the folder."""
     write_text(sweep.folder / FILE, yaml.safe_dump(sweep.file.model_dump(), sort_keys=False, allow_unicode=True))
     return sweep.folder
 
 
 class State(NamedTuple):
-    status: str  # done, failed, stopped, running, or new
+    status: str  # done, failed, stopped, running, or missing
     seconds: float | None = None
     error: str | None = None
 
 
 def state(point: Point) -> State:
-    """What is known of a point from its folder."""
-    if is_finished(point.p):
-        noted = read_json(point.folder / STATUS)
-        return State("done", noted["notebooks"][SINGLE]["seconds"])
+    """The state of a point, from its folder. This is the one meaning of *done*: the record of these cells, parameters,
+    log and code is there, with the evaluation behind it, made from the data as it is now."""
     noted = read_json(point.folder / STATUS)
-    if noted.get("status") == "done":  # of older code or another notebook
-        return State("new")
-    if noted.get("status") == "running" and not in_progress(point.folder / STATUS):  # killed
+    stage = noted.get("notebooks", {}).get(SINGLE, {})
+    if noted.get("status") == "done":
+        valid = stage.get("key") == keys(point.p)[SINGLE] and record_of(point) and _is_of_this_data(point)
+        return State("done", stage["seconds"]) if valid else State("missing")
+    if noted.get("status") == "running" and not in_progress(point.folder / STATUS):  # its process was killed
         return State("stopped")
-    return State(noted.get("status", "new"), None, noted.get("error"))
+    return State(noted.get("status", "missing"), None, noted.get("error"))
+
+
+def _is_of_this_data(point: Point) -> bool:
+    path = point.folder / "evaluation-test.json"
+    known = read_json(path).get("protocol", {}).get("content_hash")
+    data = read_json(output_dir("data", data_name(point.p), "meta.json")).get("content_hash")
+    return path.exists() and (known is None or data is None or known == data)  # None: damaged, which loading reports
 
 
 def record_of(point: Point) -> dict[str, Any]:
     return read_json(point.folder / METRICS).get(SINGLE, {})
 
 
+def run_here(point: Point) -> None:
+    """Train and evaluate a point in this process: what `bach sweep` does by executing the notebook `single`."""
+    start, noted = time.perf_counter(), {"status": "stopped"}
+    point.folder.mkdir(parents=True, exist_ok=True)
+    with only_one(point.folder / STATUS):
+        try:
+            with environment(**{RUN_DIR: str(point.folder)}):
+                record(SINGLE, measured(point.p).record)
+            stage = {"seconds": round(time.perf_counter() - start, 1), "key": keys(point.p)[SINGLE]}
+            noted = {"status": "done", "notebooks": {SINGLE: stage | {"values": stages(point.p)[SINGLE]}}}
+        except Exception as error:
+            noted = {"status": "failed", "failed": SINGLE, "error": f"{type(error).__name__}: {error}"[:2000]}
+            raise
+        finally:
+            write_text(point.folder / STATUS, canonical_json(noted))
+
+
 # ---------------------------------------------------------------------------------------------------------- results
-
-
-def has_results(point: Point) -> bool:
-    """Trained to its end and evaluated: by `bach sweep`, or in somebody's kernel (`perform_here`); on the data as it is
-    now, for as many users as asked for."""
-    ended = read_json(point.folder / "run.json").get("status") == "finished"
-    if not ended or not (point.folder / "evaluation-test.json").exists():
-        return False
-    protocol = read_json(point.folder / "evaluation-test.json").get("protocol")
-    data = read_json(output_dir("data", data_name(point.p), "meta.json"))
-    if not protocol or not data:  # damaged, which loading tells, or the data is gone
-        return True
-    users = min(point.p.max_eval, data["counts"]["users"])
-    return (protocol["content_hash"], protocol["users"]["n"]) == (data["content_hash"], users)
-
-
-def perform_here(point: Point) -> dict[str, Any]:
-    """Train and evaluate a point in this process; returns the record that the notebook `single` would write.
-
-    No notebook is executed, so for `bach sweep` the stage is not finished: it opens this training and runs the rest.
-    """
-    p, start = point.p, time.perf_counter()
-    noted: dict[str, Any] = {"status": "stopped", "notebooks": {}}
-    try:
-        dataset = prepared(p)
-        run = trained(p.method, dataset, p)
-        result = evaluate(run, dataset, max_users=p.max_eval, quiet=True)
-        users = result.per_user.index.to_numpy()[:2_000]
-        heads = diagnostics.summary(run.model, dataset, users) if p.method != "mostpop" else {}
-        result.save(run.folder)
-        with environment(**{RUN_DIR: str(run.folder)}):
-            kept = record(SINGLE, {k: round(v, 6) for k, v in {**result.means, **heads}.items()}, run.folder)
-        noted = {"status": "done", "notebooks": {SINGLE: {"seconds": round(time.perf_counter() - start, 1)}}}
-    except Exception as error:
-        noted = {"status": "failed", "failed": SINGLE, "error": f"{type(error).__name__}: {error}"[:2000]}
-        raise
-    finally:
-        write_text(point.folder / STATUS, canonical_json(noted))
-    return kept
 
 
 def results(points: Sequence[Point]) -> tuple[pd.DataFrame, dict[str, Evaluation]]:
     """A row per point: data, method, its place in the grid, status (done, failed, stopped, running, missing), seconds,
-    error, log, the numbers of its record; and the evaluations of those that have results."""
+    error, log, the numbers of its record; and the evaluations of the points that are done."""
     rows, found = {}, {}
     for point, data in zip(points, data_labels(points), strict=True):
-        now, noted = state(point), read_json(point.folder / STATUS)
-        status, error = "missing" if now.status == "new" else now.status, now.error
+        now = state(point)
         try:
-            if has_results(point):
-                status, error, found[point.name] = "done", None, Evaluation.load(point.folder)
+            if now.status == "done":
+                found[point.name] = Evaluation.load(point.folder)
         except BachError as damaged:
-            status, error = "failed", str(damaged)
-        log = f"runs/{point.name}/log.txt" if (point.folder / "log.txt").exists() else None
-        told = {"status": status, "seconds": noted.get("notebooks", {}).get(SINGLE, {}).get("seconds")}
-        told |= {"error": error, "log": log}
+            now = State("failed", None, str(damaged))
+        log = f"runs/{point.name}/{LOG}" if (point.folder / LOG).exists() else None
         means = found[point.name].means | record_of(point) if point.name in found else {}
         where = {key: "none" if value is None else value for key, value in point.where.items()}
-        rows[point.name] = {**where, "data": data, "method": point.p.method, **told, **means}
+        rows[point.name] = {**where, "data": data, "method": point.p.method, **now._asdict(), "log": log, **means}
     table = pd.DataFrame.from_dict(rows, orient="index")
     return table[[*dict.fromkeys(["data", "method", *table.columns])]], found
 
 
 def data_labels(points: Sequence[Point]) -> list[str]:
-    """What the data of each point is called; with a hash where a label stands for several data sets."""
+    """The name of each point's data; with a hash if one label stands for several data sets."""
     known = defaultdict(set)
     for point in points:
         known[label(point.p)].add(data_name(point.p))
@@ -275,6 +259,6 @@ def data_labels(points: Sequence[Point]) -> list[str]:
 
 
 def data_sizes(points: Sequence[Point]) -> dict[str, dict[str, int]]:
-    """Users, items and windows of each data set, of those that are prepared."""
+    """Users, items and windows of each data set that is prepared."""
     names = dict(zip(data_labels(points), (data_name(point.p) for point in points), strict=True))
     return {data: read_json(output_dir("data", name, "meta.json")).get("counts", {}) for data, name in names.items()}

@@ -32,6 +32,10 @@ class Method(NamedTuple):
     kernel: str | None = None  # of the mixture; None: no π_u, no κ
     heads: int | None = None  # None: k
 
+    def heads_for(self, k: int) -> int:
+        """How many heads a model of this method has when k are asked for."""
+        return 1 if self.objective == "counts" else self.heads or k
+
 
 P, V = "power-spherical", "von-mises-fisher"
 
@@ -96,10 +100,10 @@ def build(
             f"{', '.join(OBJECTIVES)}, and elbo, and only elbo, has a kernel"
         )
     p = validated(ModelParams, {"k": k, **model_params}, f"model {name}")
-    k = row.heads or p.k
+    k = row.heads_for(p.k)
     parts = {"encoder": encoder, "item_tower": item_tower, "gate": gate}
     own = {part: _known_as(module) for part, module in parts.items() if module is not None}
-    config = {"method": name, "row": row._asdict(), "params": p.model_dump(), "own": own}
+    config = {"method": name, "row": row._asdict(), "params": p.model_dump() | {"k": k}, "own": own}
     if row.objective == "counts":
         return _built(MostPop(dataset, config), dataset)
     if row.kernel is None and p.kernel is not None:

@@ -9,24 +9,35 @@ environment.json       versions
 
 from __future__ import annotations
 
-import difflib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
 from torch import nn
 
 from bachlib import BachError
 from bachlib.data import Dataset
-from bachlib.files import canonical_json, differences, output_dir, short_hash, versions, write_table, write_text
+from bachlib.files import (
+    canonical_json,
+    code_hash,
+    differences,
+    output_dir,
+    read_json,
+    short_hash,
+    versions,
+    write_table,
+    write_text,
+)
 from bachlib.model.methods import Method, build
-from bachlib.params import ModelParams, TrainParams
+from bachlib.params import TrainParams
 from bachlib.train.checkpoint import load_weights
 
-# how long or where one trains does not make it another run
+# a run may be resumed with other values of these
 FREE = {"epochs", "patience", "device", "checkpoint_seconds"}
+# the code that decides a training, beside its data and parameters
+CODE = ("model", "rank", "train", "data/dataset.py", "data/windows.py")
 
 
 class Run:
@@ -56,14 +67,14 @@ class Run:
         """The run of these parameters: a new folder, or one whose run is the same."""
         identity = {
             "model": model.config,
-            "data": {"name": dataset.folder.name}
-            | {key: dataset.meta[key] for key in ("content_hash", "strict") if key in dataset.meta},
+            "data": dataset.identity,
             "train": {name: value for name, value in params.model_dump().items() if name not in FREE},
         }
         limits = {"epochs": params.epochs, "patience": params.patience}
         if folder is None:
-            name = f"{model.config.get('method', 'own')}-{dataset.folder.name}-{short_hash(identity)}"
-            folder = output_dir("runs", name)
+            folder = output_dir("runs", name_of_run(model.config, dataset.identity, params.model_dump()))
+            known = read_json(folder / "run.json").get("identity", {}).get("data", {})
+            fresh = fresh or known.get("content_hash") not in (None, dataset.meta["content_hash"])
         if (folder / "run.json").exists() and not fresh:
             there = read_about(folder)
             if different := differences(there["identity"], identity, "there", "here"):
@@ -111,6 +122,18 @@ class Run:
         return f"Run({self.folder.name}: {self.status}{best})"
 
 
+def name_of_run(config: dict[str, Any], data: dict[str, Any], train: dict[str, Any]) -> str:
+    """The folder of a training in outputs/runs: method, data, k and seed, and a hash of all that decides the training.
+
+    `config`: of the model; `data`: its name and draw of cold users. The content of the data is compared when a run is
+    opened, so the name is known before the data is prepared.
+    """
+    chosen = {"data": data["name"], "strict": data.get("strict", {}), "model": config, "code": code_hash(CODE)}
+    chosen |= {"train": {key: value for key, value in train.items() if key not in ("device", "checkpoint_seconds")}}
+    label, k = re.sub(r"-[0-9a-f]{8}$", "", data["name"]), config.get("params", {}).get("k", "")
+    return f"{config.get('method', 'own')}-{label}-k{k}-s{train['seed']}-{short_hash(chosen)}"
+
+
 def find_run(name: str | Path) -> Path:
     """The folder of a run: a path, or the name of a folder in outputs/runs."""
     runs = output_dir("runs")
@@ -126,21 +149,6 @@ def data_of(folder: Path, data: Path | None = None) -> Dataset:
     told = read_about(folder)["identity"]["data"]
     dataset = Dataset.load(data or output_dir("data", told["name"]))
     return dataset.strict(**told["strict"]) if "strict" in told else dataset
-
-
-def split_params(settings: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """["d=32", "epochs=5"] → (parameters of the model, parameters of the training)."""
-    chosen: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
-    tables = ({*ModelParams.model_fields} - {"k", "seed"}, {*TrainParams.model_fields} - {"seed"})
-    for setting in settings:
-        name, equals, value = setting.partition("=")
-        which = next((n for n, table in enumerate(tables) if name in table), None)
-        if which is None or not equals:
-            near = difflib.get_close_matches(name, sorted(tables[0] | tables[1]), 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise BachError(f"--set {setting}: should be name=value with a parameter of the model or training{hint}")
-        chosen[which][name] = yaml.safe_load(value)
-    return chosen
 
 
 def read_about(folder: Path) -> dict[str, Any]:
