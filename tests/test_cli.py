@@ -1,24 +1,21 @@
 """The command `bach`, as a user types it."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from commands import bach, surroundings
+from commands import bach
 from logs import random_events, write_movielens_csv
 from reports import batch
+from typer.testing import CliRunner
 
 import bachlib
+from bachlib import cli
 from bachlib.model.methods import METHODS
 from bachlib.params import WorldParams
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-def python(code):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=surroundings(), cwd=ROOT)
 
 
 def test_doctor(tmp_path):
@@ -32,11 +29,21 @@ def test_doctor(tmp_path):
     )
 
 
-def test_doctor_names_missing_extras():
-    hide = "import sys; sys.modules |= dict.fromkeys(['plotly', 'distributed', 'faiss']); "
-    done = python(hide + "from bachlib.experiment.doctor import findings; print('\\n'.join(findings()))")
-    assert "– lab          not installed: plotly (for notebooks, pictures, reports)" in done.stdout, done.stderr
-    assert "pip install 'bachlib[lab]'" in done.stdout and "pip install 'bachlib[sweep]'" in done.stdout
+def here(*words):
+    """The same in this process: no second Python has to start."""
+    return CliRunner().invoke(cli.app, list(words))
+
+
+def hide(monkeypatch, *modules):
+    for name in modules:
+        monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
+
+
+def test_doctor_names_missing_extras(monkeypatch):
+    hide(monkeypatch, "plotly", "distributed")
+    told = here("doctor").stdout
+    assert "– lab          not installed: plotly (for notebooks, pictures, reports)" in told
+    assert "pip install 'bachlib[lab]'" in told and "pip install 'bachlib[sweep]'" in told
 
 
 @pytest.mark.parametrize(
@@ -45,39 +52,38 @@ def test_doctor_names_missing_extras():
         (["run", "quickstart"], "bach run needs papermill: pip install 'bachlib[lab]'"),
         (["report", "x"], "bach report needs papermill: pip install 'bachlib[lab]'"),
         (["sweep", "planted", "--dask", "tcp://host:1"], "bach sweep needs distributed: pip install 'bachlib[sweep]'"),
-        (["bench", "show"], "bachlib.show needs plotly: pip install 'bachlib[lab]'"),
     ],
 )
-def test_a_command_names_the_extra_it_needs(words, said):
-    hide = "import sys; sys.modules |= dict.fromkeys(['plotly', 'distributed', 'papermill']); "
-    done = python(hide + f"sys.argv = ['bach', *{words}]; from bachlib.cli import main; main()")
-    assert done.returncode == 2 and done.stderr.strip() == f"bach: {said}"
+def test_a_command_names_the_extra_it_needs(words, said, monkeypatch):
+    hide(monkeypatch, "papermill", "distributed")
+    error = here(*words).exception
+    assert isinstance(error, bachlib.MissingExtra) and str(error) == said
 
 
-def test_notebooks_are_in_the_clone(tmp_path):
+def test_notebooks_are_in_the_clone(tmp_path, monkeypatch):
     """What the installed package says outside a clone."""
-    outside = f"import bachlib.cli as cli, sys; cli.project_root = lambda: cli.Path({str(tmp_path)!r}); "
-    done = python(outside + "sys.argv = ['bach', 'run', 'quickstart']; cli.main()")
-    assert done.returncode == 2 and "run the command inside a clone of the workbook" in done.stderr
-    assert python(outside + "sys.argv = ['bach', 'run', '--help']; cli.main()").returncode == 0
+    monkeypatch.setattr(cli, "project_root", lambda: tmp_path)
+    error = here("run", "quickstart").exception
+    assert isinstance(error, bachlib.BachError) and "run the command inside a clone of the workbook" in str(error)
+    monkeypatch.setattr(sys, "argv", ["bach", "run", "--help"])
+    assert here("run", "--help").exit_code == 0
 
 
 def test_version_methods_and_params():
     assert bach("--version").stdout == f"bachlib {bachlib.__version__}\n"
-    methods = bach("methods").stdout
+    methods = here("methods").stdout
     assert "encoder" in methods and "score" in methods
     for name, row in METHODS.items():
         assert any(line.split()[0] == name and row.objective in line for line in methods.splitlines())
-    files = bach("params").stdout
+    files = here("params").stdout
     for path in [*(ROOT / "params").glob("*.yaml"), *(ROOT / "params" / "sweeps").glob("*.yaml")]:
         assert path.stem in files
-    assert bach("params", "epochs").stdout.split()[:4] == ["epochs", "200", "≥", "1"]
-    world = bach("params", "world").stdout
+    assert here("params", "epochs").stdout.split()[:4] == ["epochs", "200", "≥", "1"]
+    world = here("params", "world").stdout
     assert "≥ 0, < 1" in world and len(world.splitlines()) == len(WorldParams.model_fields)
-    assert "[default: mine]" in bach("params", "ml1m").stdout and "grid:" in bach("params", "sweeps/tau").stdout
-    assert "auto | cpu | cuda" in bach("params", "train").stdout
-    wrong = bach("params", "nothing")
-    assert wrong.returncode == 2 and "does not exist" in wrong.stderr
+    assert "[default: mine]" in here("params", "ml1m").stdout and "grid:" in here("params", "sweeps/tau").stdout
+    assert "auto | cpu | cuda" in here("params", "train").stdout
+    assert "does not exist" in str(here("params", "nothing").exception)
 
 
 def test_prepare(tmp_path):
