@@ -1,4 +1,4 @@
-# The workbook's commands. Each makes the environment in .venv on first use; paths may contain spaces.
+# The workbook's commands. On first use each creates the environment in .venv. Paths may contain spaces.
 PYTHON ?= python3
 PY := .venv/bin/python
 READY := .venv/ready
@@ -13,7 +13,7 @@ help:
 	@echo "make figures draw the README's pictures from the executed notebooks (needs Chrome)"
 	@echo "make lint   check style and formatting"
 	@echo "make bench  measure the goals (minutes; writes outputs/bench/*.json)"
-	@echo "make lock   resolve the dependencies of pyproject.toml anew into requirements.lock"
+	@echo "make lock   resolve the dependencies of pyproject.toml again and write requirements.lock (torch keeps its pin)"
 	@echo "make clean  remove the environment and caches (outputs/ stays)"
 
 $(READY): requirements.lock pyproject.toml
@@ -49,12 +49,12 @@ bench: $(READY)
 
 lock:
 	rm -rf .lockenv && $(PYTHON) -m venv .lockenv
-	.lockenv/bin/python -m pip install --quiet "$$(grep -o 'torch==[0-9.]*' pyproject.toml)"
-	.lockenv/bin/python -m pip install --quiet ".[faiss-cpu,test]"
-	{ echo "# Every package, exactly. Made by 'make lock' from pyproject.toml; environment.yml repeats the direct ones."; \
+	.lockenv/bin/python -m pip install --quiet "$$(grep '^torch==' requirements.lock)"
+	.lockenv/bin/python -m pip install --quiet ".[lab,sweep,faiss-cpu,test]"
+	{ echo "# Every package, exactly. Written by 'make lock' from pyproject.toml; environment.yml repeats the direct ones. A new torch: change its line by hand first."; \
 	  .lockenv/bin/python -m pip freeze --exclude bachlib | sed 's/ @ .*//; s/+cpu$$//'; } > requirements.lock
 	rm -rf .lockenv build
 
 clean:
-	rm -rf .venv .lockenv build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .lockenv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

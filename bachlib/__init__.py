@@ -1,15 +1,36 @@
-"""BACH, a Bayesian Admixture of Contrastive Heads: the package under the workbook's notebooks.
+"""BACH, a Bayesian Admixture of Contrastive Heads: the package behind the workbook's notebooks.
 
-The way of the data: `data` → `model` → (`train` → `evaluate` → `serve`) → `show`; a module imports only from
-stages to its left.
+The data flows from left to right, and a room imports only rooms to its left:
+data → model → rank → train → evaluate → serve → show → experiment → bench.
 """
+
+from importlib.util import find_spec
 
 __version__ = "0.1.0"
 
+# Modules that the base install leaves out, by the extra of pyproject.toml that installs them.
+EXTRAS = {
+    "lab": """plotly ipywidgets anywidget umap jupyterlab jupytext papermill nbclient nbconvert nbformat latex2mathml
+           kaleido""".split(),
+    "sweep": "distributed papermill nbclient nbformat ipykernel plotly".split(),
+    "faiss-cpu": ["faiss"],
+}
+
 
 class BachError(Exception):
-    """Something a user can mend: the message says what was wrong, where, and what would be right."""
+    """An error that the user can correct: the message says what was wrong, where, and what would be right."""
 
 
 class NotFinite(BachError):
-    """A number that should be finite is not: in training this is divergence."""
+    """A value that should be finite is not; in training this means divergence."""
+
+
+class MissingExtra(BachError, ImportError):
+    """A part of the package needs modules that the base install leaves out."""
+
+
+def needs(part: str, extra: str, *modules: str) -> None:
+    """Raise `MissingExtra` unless these modules of an extra (default: all of them) are installed."""
+    for module in modules or EXTRAS[extra]:
+        if find_spec(module) is None:
+            raise MissingExtra(f"{part} needs {module}: pip install 'bachlib[{extra}]'")

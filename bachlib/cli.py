@@ -1,4 +1,4 @@
-"""The command `bach`."""
+"""The command `bach`: from a raw log to a model, its numbers, its slates and its report."""
 
 from __future__ import annotations
 
@@ -10,24 +10,56 @@ from typing import Annotated
 
 import typer
 
-from bachlib import BachError
+from bachlib import BachError, __version__, needs
 from bachlib.data.sources import SOURCES
+from bachlib.files import project_root
 from bachlib.params import ModelParams, PrepareParams, TrainParams
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False, help=__doc__)
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False)
+# commands that execute notebooks or draw: they need a clone of the workbook and modules of an extra
+IN_THE_CLONE = {
+    "run": ("lab", "papermill", "plotly"),
+    "sweep": ("sweep", "distributed", "papermill"),
+    "report": ("lab", "papermill", "plotly"),
+    "sync": ("lab", "jupytext", "papermill"),
+    "figures": ("lab", "plotly", "kaleido"),
+}
 DEFAULT = {name: field.default for name, field in PrepareParams.model_fields.items()}
 HELP = {name: field.description for name, field in PrepareParams.model_fields.items()}
 
 SourceName = StrEnum("SourceName", list(SOURCES))
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"bachlib {__version__}")
+        raise typer.Exit
+
+
+@app.callback(help=__doc__)
+def bach(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="print the version and exit", is_eager=True, callback=_version)
+    ] = False,
+) -> None:
+    command = context.invoked_subcommand
+    if command in IN_THE_CLONE and "--help" not in sys.argv:
+        needs(f"bach {command}", *IN_THE_CLONE[command])
+        if not (project_root() / "notebooks").is_dir():
+            raise BachError(
+                f"bach {command} executes notebooks, and the installed package does not contain them: "
+                "run the command inside a clone of the workbook"
+            )
+
+
 @app.command()
 def prepare(
-    source: Annotated[SourceName, typer.Option(help="what kind of log it is")],
+    source: Annotated[SourceName, typer.Option(help="format of the log")],
     path: Annotated[
-        Path | None, typer.Option(help="file, folder or zip; without it the log is looked for or fetched")
+        Path | None, typer.Option(help="file, folder or zip [default: search BACH_DATA_DIR, then download]")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="folder to make [default: outputs/data/<source>]")] = None,
+    out: Annotated[Path | None, typer.Option(help="folder to write [default: outputs/data/<source>]")] = None,
     min_rating: Annotated[float, typer.Option(help=HELP["min_rating"])] = DEFAULT["min_rating"],
     min_items: Annotated[int, typer.Option(help=HELP["min_items"])] = DEFAULT["min_items"],
     max_items: Annotated[int, typer.Option(help=HELP["max_items"])] = DEFAULT["max_items"],
@@ -36,16 +68,16 @@ def prepare(
     ties: Annotated[str, typer.Option(help=HELP["ties"] + ": log or item")] = DEFAULT["ties"],
     user: Annotated[str | None, typer.Option(help="your column with the user (csv, parquet)")] = None,
     item: Annotated[str | None, typer.Option(help="your column with the item")] = None,
-    time: Annotated[str | None, typer.Option(help="your column with the time: a number or a date")] = None,
+    time: Annotated[str | None, typer.Option(help="your column with the time, a number or a date")] = None,
     rating: Annotated[
-        str | None, typer.Option(help="your column with the rating; without one every event is liked")
+        str | None, typer.Option(help="your column with the rating; without it every event counts as liked")
     ] = None,
     title: Annotated[str | None, typer.Option(help="your column with the item's title")] = None,
     genre: Annotated[str | None, typer.Option(help="your column with the item's genres, separated by |")] = None,
     time_format: Annotated[str | None, typer.Option(help=HELP["time_format"] + ", e.g. '%d/%m/%Y %H:%M'")] = None,
     encoding: Annotated[str, typer.Option(help=HELP["encoding"])] = DEFAULT["encoding"],
     on_bad_rows: Annotated[str, typer.Option(help=HELP["on_bad_rows"] + ": stop or skip")] = DEFAULT["on_bad_rows"],
-    memory: Annotated[str, typer.Option(help="what the engine may use before it moves to disk")] = "2GB",
+    memory: Annotated[str, typer.Option(help="memory the engine may use before it writes to disk")] = "2GB",
 ) -> None:
     """Turn a raw log into a prepared data set (appendix A of the paper)."""
     from bachlib.data import prepare as prepare_log
@@ -65,17 +97,17 @@ def prepare(
     typer.echo(f"→ {dataset.folder}")
 
 
-SET = typer.Option("--set", help="replace a parameter, e.g. --set epochs=2 --set k=4")
+SET = typer.Option("--set", help="change a parameter, e.g. --set epochs=2 --set k=4")
 
 
 @app.command()
 def run(
     params: Annotated[Path, typer.Argument(help="a parameter file, e.g. params/quickstart.yaml, or its name")],
     set_: Annotated[list[str] | None, SET] = None,
-    fresh: Annotated[bool, typer.Option(help="execute every notebook, also those that are finished")] = False,
-    report: Annotated[bool, typer.Option(help="write pages and the report")] = True,
+    fresh: Annotated[bool, typer.Option(help="execute every notebook, even if its result is up to date")] = False,
+    report: Annotated[bool, typer.Option(help="write the pages and the report")] = True,
 ) -> None:
-    """Execute the notebooks of an experiment in batch; what is finished and unchanged is used again."""
+    """Execute the notebooks of an experiment. Notebooks whose result is up to date are skipped."""
     from bachlib.experiment.notebooks import run as run_notebooks
     from bachlib.experiment.settings import given, read_experiment
 
@@ -85,15 +117,21 @@ def run(
 
 @app.command()
 def sweep(
-    sweep: Annotated[Path, typer.Argument(help="a file of params/sweeps, its name, or a folder of outputs/sweeps")],
-    base: Annotated[list[str] | None, typer.Option(help="other experiments than the file's, e.g. --base ml1m")] = None,
+    sweep: Annotated[Path, typer.Argument(help="a file of params/sweeps, its name, or a folder in outputs/sweeps")],
+    base: Annotated[
+        list[str] | None, typer.Option(help="use these experiments instead of the file's, e.g. --base ml1m")
+    ] = None,
     set_: Annotated[list[str] | None, SET] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="runs at a time [default: one per core]")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="of each run [default: cores / workers]")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="number of runs at the same time [default: one per core]")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="threads of each run [default: cores / workers]")] = None,
     dask: Annotated[str | None, typer.Option(help="address of a Dask scheduler, e.g. tcp://host:8786")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would run and about how long")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="print which runs would start and about how long they take")
+    ] = False,
 ) -> None:
-    """Run a grid of trainings, each in its own process; the same call again goes on where it stopped."""
+    """Train every point of a grid, each in its own process. Run the same command again to continue a stopped sweep."""
     from bachlib.experiment import cluster
     from bachlib.experiment.settings import given
     from bachlib.experiment.sweep import read_sweep
@@ -113,12 +151,10 @@ def sweep(
 
 @app.command()
 def report(
-    run: Annotated[Path, typer.Argument(help="a run folder or its name in outputs/runs; or a sweep")],
-    data: Annotated[
-        Path | None, typer.Option(help="of a training: its prepared data set [default: the run's, in outputs/data]")
-    ] = None,
+    run: Annotated[Path, typer.Argument(help="a run or a sweep: its folder, or its name in outputs/")],
+    data: Annotated[Path | None, typer.Option(help="data set of the training [default: found in outputs/data]")] = None,
 ) -> None:
-    """Write one HTML file about a run, of bach train or bach run, or about a sweep; no network needed to read it."""
+    """Write one HTML file about a training, a run or a sweep. The file works without a network."""
     from bachlib.experiment.report import report as write_report
 
     typer.echo(f"→ {write_report(run, data)}")
@@ -126,19 +162,19 @@ def report(
 
 @app.command()
 def sync(
-    names: Annotated[list[str] | None, typer.Argument(help="only these, e.g. 04_train [default: all]")] = None,
-    force: Annotated[bool, typer.Option(help="execute notebooks, changed or not")] = False,
+    names: Annotated[list[str] | None, typer.Argument(help="names of notebooks, e.g. 04_train [default: all]")] = None,
+    force: Annotated[bool, typer.Option(help="execute all named notebooks, even if they did not change")] = False,
 ) -> None:
-    """Bring each notebook in line with its .py and execute those that changed."""
+    """Copy the cells of each notebook's .py into its .ipynb and execute the notebooks that changed."""
     from bachlib.experiment.sync import sync as sync_notebooks
 
     executed = sync_notebooks(force, names)
-    typer.echo(f"executed {', '.join(executed)}" if executed else "all notebooks are in line and executed")
+    typer.echo(f"executed {', '.join(executed)}" if executed else "all notebooks are up to date")
 
 
 @app.command()
 def figures() -> None:
-    """Draw the README's pictures anew, from the executed notebooks; needs Chrome or Chromium."""
+    """Redraw the README's pictures from the executed notebooks. Needs Chrome or Chromium."""
     from bachlib.experiment.settings import notebook_folder
     from bachlib.show.pictures import write
 
@@ -148,20 +184,21 @@ def figures() -> None:
 
 @app.command()
 def train(
-    method: Annotated[str, typer.Argument(help="a row of the table of methods, e.g. p-bach")],
+    method: Annotated[str, typer.Argument(help="a method, e.g. p-bach; `bach methods` lists them")],
     data: Annotated[Path, typer.Option(help="a prepared data set, e.g. outputs/data/movielens-1m")],
-    k: Annotated[int, typer.Option(help="heads")] = 8,
-    seed: Annotated[int, typer.Option(help="of the first weights and of all that is drawn in training")] = 0,
+    k: Annotated[int, typer.Option(help="number of heads")] = 8,
+    seed: Annotated[int, typer.Option(help="seed of the initial weights and of everything random in training")] = 0,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="any other parameter, e.g. --set epochs=20 --set cls_scale=0.1")
+        list[str] | None,
+        typer.Option("--set", help="any other parameter (`bach params` lists them), e.g. --set epochs=20"),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="run folder [default: outputs/runs/<method>-<data>-k<k>-s<seed>-<hash>]")
     ] = None,
-    strict: Annotated[float, typer.Option(help="share of users to leave cold: never trained on, only evaluated")] = 0.0,
-    fresh: Annotated[bool, typer.Option(help="start anew instead of going on where a run has stopped")] = False,
+    strict: Annotated[float, typer.Option(help="share of users that are never trained on, only evaluated")] = 0.0,
+    fresh: Annotated[bool, typer.Option(help="start from the beginning instead of resuming")] = False,
 ) -> None:
-    """Train a method; the same command again goes on where it stopped. With torchrun: on several processes."""
+    """Train a method. Run the same command again to resume. Start it with torchrun to use several processes."""
     from bachlib.data import Dataset
     from bachlib.evaluate import evaluate
     from bachlib.experiment.settings import experiment_of, given
@@ -186,16 +223,16 @@ def train(
 @app.command()
 def evaluate(
     runs: Annotated[list[Path], typer.Argument(help="run folders, e.g. outputs/runs/*")],
-    data: Annotated[
-        Path | None, typer.Option(help="the prepared data set [default: the run's, in outputs/data]")
-    ] = None,
+    data: Annotated[Path | None, typer.Option(help="data set [default: found in outputs/data]")] = None,
     split: Annotated[str, typer.Option(help="valid or test")] = "test",
-    baseline: Annotated[str, typer.Option(help="the row all others are compared with")] = "all-multihead",
-    slate: Annotated[int, typer.Option(help="also what the first so many items are like; 0: no")] = 0,
-    best_over_k: Annotated[bool, typer.Option(help="of several k, only the best by validation AUPRC")] = False,
-    latex: Annotated[bool, typer.Option(help="print the table as rows for LaTeX")] = False,
+    baseline: Annotated[str, typer.Option(help="method that all others are compared with")] = "all-multihead",
+    slate: Annotated[
+        int, typer.Option(help="also measure diversity and novelty of slates of this length; 0: do not")
+    ] = 0,
+    best_over_k: Annotated[bool, typer.Option(help="keep only the k with the best validation AUPRC")] = False,
+    latex: Annotated[bool, typer.Option(help="print the table as LaTeX rows")] = False,
 ) -> None:
-    """Rank the full catalogue for each run, keep the numbers in its folder, and print the paper's table of them."""
+    """Rank the full catalogue for each run, save the metrics in its folder, and print the paper's table."""
     from bachlib.evaluate import evaluate as evaluate_run
     from bachlib.evaluate.tables import table
     from bachlib.train.run import Run, data_of
@@ -217,18 +254,16 @@ Bench = StrEnum("Bench", ["prepare", "sphere", "loss", "train", "evaluate", "ser
 @app.command()
 def bench(
     what: Annotated[Bench | None, typer.Argument(help="what to measure [default: everything]")] = None,
-    shape: Annotated[str | None, typer.Option(help="prepare: only this log, movielens-20m or taobao")] = None,
-    rows: Annotated[int | None, typer.Option(help="prepare: rows of the log [default: 20 and 100 million]")] = None,
-    items: Annotated[
-        int | None, typer.Option(help="serve: only this size, e.g. 1000000 [default: 20, 50 and 200 thousand]")
-    ] = None,
+    shape: Annotated[str | None, typer.Option(help="prepare: measure only this log, movielens-20m or taobao")] = None,
+    rows: Annotated[int | None, typer.Option(help="prepare: number of rows [default: 20 and 100 million]")] = None,
+    items: Annotated[int | None, typer.Option(help="serve: number of items [default: 20, 50 and 200 thousand]")] = None,
 ) -> None:
-    """Measure the goals as ratios in one process; the results are kept as JSON."""
+    """Measure the speed goals as ratios in one process and save the results as JSON."""
     from bachlib.bench.measure import BENCHES, SHAPES, bench_prepare, save
     from bachlib.bench.serve import SIZES, benches
 
     if shape is not None and shape not in SHAPES:
-        raise BachError(f"--shape {shape}: there are {', '.join(SHAPES)}")
+        raise BachError(f"--shape {shape}: should be one of {', '.join(SHAPES)}")
     for name in [str(what)] if what else BENCHES:
         chosen = BENCHES[name]
         if name == "serve":
@@ -244,8 +279,29 @@ def bench(
 
 
 @app.command()
+def methods() -> None:
+    """List the methods: user encoder, objective, and score at serving."""
+    from bachlib.experiment.doctor import methods
+
+    typer.echo(methods())
+
+
+@app.command()
+def params(
+    name: Annotated[
+        str | None, typer.Argument(help="a file of params/, a part (prepare, world, model, train), or a parameter")
+    ] = None,
+) -> None:
+    """List the parameter files; with a name, the parameters with their value, range and description."""
+    from bachlib.experiment.doctor import parameter_files, parameters
+
+    for line in parameters(name) if name else parameter_files():
+        typer.echo(line)
+
+
+@app.command()
 def doctor() -> None:
-    """Versions, threads, devices, and which optional parts are there."""
+    """Print versions, threads, devices, and which optional parts are installed."""
     from bachlib.experiment.doctor import findings
 
     for line in findings():
@@ -253,7 +309,7 @@ def doctor() -> None:
 
 
 def main() -> None:
-    """Errors a user can mend are a message, not a traceback."""
+    """Print errors that a user can correct as a message, without a traceback."""
     for name in {"BACH_OUTPUT_DIR", "BACH_DATA_DIR"} & os.environ.keys():  # kernels run in another folder
         if os.environ[name]:
             os.environ[name] = str(Path(os.environ[name]).expanduser().resolve())
@@ -263,8 +319,8 @@ def main() -> None:
         typer.secho(f"bach: {error}", fg="red", err=True)
         sys.exit(2)
     except SystemExit as end:
-        if end.code == 130:  # Ctrl-C, as typer tells of it
-            typer.secho("bach: stopped; the same command goes on with what is there", fg="red", err=True)
+        if end.code == 130:  # Ctrl-C: typer turns it into this exit code
+            typer.secho("bach: stopped; run the same command again to continue", fg="red", err=True)
         raise
 
 

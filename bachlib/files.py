@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import tempfile
 from collections.abc import Container, Iterator
@@ -186,7 +187,7 @@ def _sweep_partials(target: Path) -> None:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of every installed package that bachlib depends on."""
-    names = sorted({r.split(">")[0].split("=")[0] for r in metadata.requires("bachlib") or []})
+    names = sorted({re.match(r"[\w.-]+", wanted).group() for wanted in metadata.requires("bachlib") or []})
     found = {"python": platform.python_version()}
     for name in names:
         with suppress(metadata.PackageNotFoundError):

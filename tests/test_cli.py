@@ -1,11 +1,21 @@
 """The command `bach`, as a user types it."""
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 from commands import bach
 from logs import random_events, write_movielens_csv
 from reports import batch
+from typer.testing import CliRunner
+
+import bachlib
+from bachlib import cli
+from bachlib.model.methods import METHODS
+from bachlib.params import WorldParams
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_doctor(tmp_path):
@@ -17,6 +27,63 @@ def test_doctor(tmp_path):
         f"BACH_DATA_DIR is {tmp_path / 'no'}, which is not a folder"
         in bach("doctor", BACH_DATA_DIR=str(tmp_path / "no")).stdout
     )
+
+
+def here(*words):
+    """The same in this process: no second Python has to start."""
+    return CliRunner().invoke(cli.app, list(words))
+
+
+def hide(monkeypatch, *modules):
+    for name in modules:
+        monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
+
+
+def test_doctor_names_missing_extras(monkeypatch):
+    hide(monkeypatch, "plotly", "distributed")
+    told = here("doctor").stdout
+    assert "– lab          not installed: plotly (for notebooks, pictures, reports)" in told
+    assert "pip install 'bachlib[lab]'" in told and "pip install 'bachlib[sweep]'" in told
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "quickstart"], "bach run needs papermill: pip install 'bachlib[lab]'"),
+        (["report", "x"], "bach report needs papermill: pip install 'bachlib[lab]'"),
+        (["sweep", "planted", "--dask", "tcp://host:1"], "bach sweep needs distributed: pip install 'bachlib[sweep]'"),
+    ],
+)
+def test_a_command_names_the_extra_it_needs(words, said, monkeypatch):
+    hide(monkeypatch, "papermill", "distributed")
+    error = here(*words).exception
+    assert isinstance(error, bachlib.MissingExtra) and str(error) == said
+
+
+def test_notebooks_are_in_the_clone(tmp_path, monkeypatch):
+    """What the installed package says outside a clone."""
+    monkeypatch.setattr(cli, "project_root", lambda: tmp_path)
+    error = here("run", "quickstart").exception
+    assert isinstance(error, bachlib.BachError) and "run the command inside a clone of the workbook" in str(error)
+    monkeypatch.setattr(sys, "argv", ["bach", "run", "--help"])
+    assert here("run", "--help").exit_code == 0
+
+
+def test_version_methods_and_params():
+    assert bach("--version").stdout == f"bachlib {bachlib.__version__}\n"
+    methods = here("methods").stdout
+    assert "encoder" in methods and "score" in methods
+    for name, row in METHODS.items():
+        assert any(line.split()[0] == name and row.objective in line for line in methods.splitlines())
+    files = here("params").stdout
+    for path in [*(ROOT / "params").glob("*.yaml"), *(ROOT / "params" / "sweeps").glob("*.yaml")]:
+        assert path.stem in files
+    assert here("params", "epochs").stdout.split()[:4] == ["epochs", "200", "≥", "1"]
+    world = here("params", "world").stdout
+    assert "≥ 0, < 1" in world and len(world.splitlines()) == len(WorldParams.model_fields)
+    assert "[default: mine]" in here("params", "ml1m").stdout and "grid:" in here("params", "sweeps/tau").stdout
+    assert "auto | cpu | cuda" in here("params", "train").stdout
+    assert "does not exist" in str(here("params", "nothing").exception)
 
 
 def test_prepare(tmp_path):

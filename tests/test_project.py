@@ -1,4 +1,4 @@
-"""The project's own promises: one lock for pip and conda, rooms that import only to their left, a true README."""
+"""The project's own promises: one lock for pip and conda, extras, rooms that import only to their left, size."""
 
 import ast
 import os
@@ -22,7 +22,10 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 def direct() -> dict[str, Requirement]:
     extras = PROJECT["optional-dependencies"]
-    wanted = [*PROJECT["dependencies"], *extras["faiss-cpu"], *extras["test"]]
+    wanted = [
+        *PROJECT["dependencies"],
+        *(line for name in ("lab", "sweep", "faiss-cpu", "test") for line in extras[name]),
+    ]
     return {canonicalize_name(r.name): r for r in map(Requirement, wanted)}
 
 
@@ -50,6 +53,7 @@ def test_lock_follows_pyproject():
             f"{name}: the lock has {locked[name]}, pyproject.toml wants {wanted}"
         )
     assert locked["torch"] == "2.13.0"
+    assert {"<3", ">=2.6"} == {str(bound) for bound in direct()["torch"].specifier}, "pyproject.toml has a range"
     assert not {"faiss-gpu", "faiss-gpu-cu12"} & locked.keys(), "faiss-cpu and faiss-gpu must not be installed together"
 
 
@@ -66,6 +70,19 @@ def test_the_lock_is_what_is_installed_and_complete():
             applies = needed.marker is None or needed.marker.evaluate({"extra": ""})
             if applies and not needed.name.startswith(("nvidia-", "cuda-", "triton", "setuptools")):
                 assert canonicalize_name(needed.name) in locked, f"{name} needs {needed.name}, which is not locked"
+
+
+def test_the_extras_are_those_the_errors_name():
+    modules = {"umap-learn": "umap", "faiss-cpu": "faiss"}
+    extras = PROJECT["optional-dependencies"]
+    for extra, named in bachlib.EXTRAS.items():
+        packages = [Requirement(line).name for line in extras[extra]]
+        assert named == [modules.get(package, package) for package in packages], f"bachlib.EXTRAS[{extra!r}]"
+
+
+def test_the_version_stands_in_one_place():
+    assert "version" in PROJECT["dynamic"] and "version" not in PROJECT
+    assert metadata.version("bachlib") == bachlib.__version__
 
 
 # ------------------------------------------------------------------------------------------------------ rooms
@@ -116,12 +133,35 @@ def test_a_private_name_is_used_in_its_module_only(path):
             assert not private, f"{path.name}:{node.lineno} imports {private}"
 
 
-def test_modules_stay_small():
-    for path in (ROOT / "bachlib").rglob("*.py"):
-        assert len(path.read_text().splitlines()) <= 350, f"{path.name} holds more than one concept"
+MODULES = sorted((ROOT / "bachlib").rglob("*.py"))
+MOST_LINES, FEW_LINES, AT_THE_TOP, ALL_LINES = 350, 60, 5, 12_800
 
 
-# ----------------------------------------------------------------------------------------------------- README
+def lines(path: Path) -> int:
+    return len(path.read_text().splitlines())
+
+
+def test_a_module_is_one_concept():
+    """Neither a heap of concepts nor a splinter: a short module needs more than one importer."""
+    importers = {path: imports_of(path) for path in [*MODULES, *(ROOT / "notebooks").glob("*.py")]}
+    problems = []
+    for path in (path for path in MODULES if path.name != "__init__.py"):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        using = [other for other, found in importers.items() if any(f"{one}.".startswith(f"{name}.") for one in found)]
+        if lines(path) > MOST_LINES:
+            problems.append(f"{name} has {lines(path)} lines: more than one concept")
+        if lines(path) < FEW_LINES and len(using) < 2:
+            problems.append(f"{name} has {lines(path)} lines and {len(using)} importer: a splinter")
+    assert not problems, "\n".join(problems)
+
+
+def test_the_package_stays_small():
+    top = [path.name for path in (ROOT / "bachlib").glob("*.py")]
+    assert len(top) <= AT_THE_TOP, f"at the top of bachlib: {', '.join(sorted(top))}"
+    assert sum(map(lines, MODULES)) <= ALL_LINES
+
+
+# ------------------------------------------------------------------------------------------------------ files
 
 
 def committed() -> list[str]:
@@ -129,26 +169,6 @@ def committed() -> list[str]:
     if listed.returncode:
         pytest.skip("not a git checkout: which files belong to the project is not known")
     return listed.stdout.splitlines()
-
-
-def test_the_readme_names_every_file():
-    readme = (ROOT / "README.md").read_text()
-    tree = readme.split("## What is where")[1].split("```")[1]
-    for path in committed():
-        if path.startswith(("bachlib/", "notebooks/", "params/")) and not path.endswith(("__init__.py", ".ipynb")):
-            assert Path(path).name in tree, f"README's tree does not name {path}"
-    for name in re.findall(r"[\w-]+\.(?:py|yaml|yml|toml|lock)\b", tree):
-        assert any(path.endswith(name) for path in committed()), f"README's tree names {name}, which is not there"
-
-
-def test_readme_links_and_commands_exist():
-    readme = (ROOT / "README.md").read_text()
-    for link in re.findall(r"\]\(([^)#]+)\)", readme):
-        assert link.startswith("http") or (ROOT / link).exists(), f"README links to {link}, which is not there"
-    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), flags=re.M)
-    for target in re.findall(r"^make (\w+)|`make (\w+)`", readme, flags=re.M):
-        assert (target[0] or target[1]) in targets, f"README tells of make {target}, which is not there"
-    assert {"run", "test", "lab", "sync", "lint", "bench", "clean"} <= set(targets)
 
 
 def test_no_path_of_a_machine():

@@ -1,18 +1,17 @@
-"""The paper's numbers, and ours beside them. They are data (`params/paper_tables.yaml`): one seed, no intervals."""
+"""The paper's numbers, and ours beside them. They are data (`paper_tables.yaml`): one seed, no intervals."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import yaml
 
-from bachlib import BachError
 from bachlib.evaluate.evaluation import Evaluation
-from bachlib.files import project_root
 
 MAIN = ["R@10", "R@50", "R@100", "NDCG@100", "AUPRC"]
 BY_K = ["R@100", "AUPRC"]
@@ -22,10 +21,7 @@ SAME = 0.01  # data sets whose sizes differ by less are taken for the same
 @lru_cache(maxsize=1)
 def tables() -> dict[str, Any]:
     """The whole file."""
-    path = project_root() / "params" / "paper_tables.yaml"
-    if not path.exists():
-        raise BachError(f"{path} is missing: the paper's numbers are in the project's folder, not in the package")
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
+    return yaml.safe_load(Path(__file__).with_name("paper_tables.yaml").read_text(encoding="utf-8"))
 
 
 def printed(data: str, by_k: bool) -> pd.DataFrame:

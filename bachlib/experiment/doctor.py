@@ -1,91 +1,108 @@
-"""What `bach doctor` finds: versions, threads, devices, and which optional parts are there."""
+"""What `bach doctor`, `bach methods` and `bach params` print: what is installed, and what there is to choose from."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
 import shutil
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal, get_args, get_origin
 
+import pandas as pd
 import torch
+from pydantic.fields import FieldInfo
 
-from bachlib import __version__
-from bachlib.files import output_dir, versions
+from bachlib import EXTRAS, __version__
+from bachlib.experiment.settings import Experiment, read_experiment
+from bachlib.files import output_dir, project_root, versions
+from bachlib.model.methods import METHODS
+from bachlib.params import ModelParams, PrepareParams, TrainParams, WorldParams
+
+PARTS = {"prepare": PrepareParams, "world": WorldParams, "model": ModelParams, "train": TrainParams}
 
 
 def findings() -> Iterator[str]:
-    """Line by line."""
+    """The report, line by line: ✓ installed, – missing and optional, ✗ wrong."""
     yield f"bachlib {__version__}, {platform.platform()}, {platform.python_implementation()}"
     yield "\nversions"
-    for name, version in versions().items():
-        yield f"  {name:<14} {version}"
+    yield from (f"  {name:<14} {version}" for name, version in versions().items())
     yield f"\nthreads        torch {torch.get_num_threads()}, cores {os.cpu_count()}"
     free = shutil.disk_usage(next(p for p in [output_dir(), *output_dir().parents] if p.exists())).free
     yield f"outputs        {output_dir()} ({free / 1e9:.0f} GB free)"
     yield "\nparts"
-    parts = [
-        _cuda(),
-        _faiss(),
-        _module("umap", "maps of items and heads", "pip install umap-learn"),
-        _data(),
-        _chrome(),
-    ]
-    for mark, name, said in parts:
-        yield f"  {mark} {name:<12} {said}"
+    yield from (f"  {mark} {name:<12} {text}" for mark, name, text in _parts())
 
 
-def _cuda() -> tuple[str, str, str]:
-    if torch.cuda.is_available():
-        names = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
-        return "✓", "CUDA", names
-    return (
-        "–",
-        "CUDA",
-        "no GPU seen by torch; everything runs on the CPU. With a GPU: install torch's CUDA build and a driver",
-    )
-
-
-def _faiss() -> tuple[str, str, str]:
-    found = {name: version for name, version in versions().items() if name.startswith("faiss")}
-    if not found or importlib.util.find_spec("faiss") is None:
-        return (
-            "–",
-            "faiss",
-            "missing: approximate serving needs it; pip install faiss-cpu, or faiss-gpu-cu12 on a GPU host",
-        )
+def _parts() -> Iterator[tuple[str, str, str]]:
+    for extra, use in {"lab": "notebooks, pictures, reports", "sweep": "bach sweep"}.items():
+        missing = [module for module in EXTRAS[extra] if find_spec(module) is None]
+        without = f"not installed: {', '.join(missing)} (for {use}): pip install 'bachlib[{extra}]'"
+        yield ("–", extra, without) if missing else ("✓", extra, use)
+    found = [f"{name} {version}" for name, version in versions().items() if name.startswith("faiss")]
     if len(found) > 1:
-        return (
-            "✗",
-            "faiss",
-            f"{' and '.join(found)} are both installed and overwrite each other: uninstall both, install one",
-        )
-    return "✓", "faiss", " ".join(next(iter(found.items())))
+        yield "✗", "faiss", f"{' and '.join(found)} overwrite each other: uninstall both, then install one"
+    elif not found:
+        yield "–", "faiss", "two-step serving needs it: pip install 'bachlib[faiss-cpu]', on a GPU host faiss-gpu"
+    else:
+        yield "✓", "faiss", found[0]
+    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    no_gpu = "torch sees no GPU and uses the CPU. To use a GPU, install a driver and torch's CUDA build"
+    yield ("✓", "CUDA", ", ".join(devices)) if devices else ("–", "CUDA", no_gpu)
+    yield _data(os.environ.get("BACH_DATA_DIR"))
+    chrome = next((path for name in ("chromium", "google-chrome", "chrome") if (path := shutil.which(name))), None)
+    yield ("✓", "Chrome", chrome) if chrome else ("–", "Chrome", "not found: figures cannot be saved as PNG")
 
 
-def _module(name: str, use: str, how: str) -> tuple[str, str, str]:
-    there = importlib.util.find_spec(name) is not None
-    return ("✓", name, use) if there else ("–", name, f"missing: {use} need it; {how}")
-
-
-def _data() -> tuple[str, str, str]:
-    folder = os.environ.get("BACH_DATA_DIR")
+def _data(folder: str | None) -> tuple[str, str, str]:
     if not folder:
-        return (
-            "–",
-            "real data",
-            "BACH_DATA_DIR is not set: tests on real logs are skipped; point it at the folder that holds them",
-        )
+        return "–", "real data", "BACH_DATA_DIR is not set: set it to the folder of your raw logs (tests skip them now)"
     if not Path(folder).is_dir():
         return "✗", "real data", f"BACH_DATA_DIR is {folder}, which is not a folder"
-    return "✓", "real data", f"{folder}: {', '.join(sorted(p.name for p in Path(folder).iterdir())[:6])}"
+    return "✓", "real data", f"{folder}: {', '.join(sorted(path.name for path in Path(folder).iterdir())[:6])}"
 
 
-def _chrome() -> tuple[str, str, str]:
-    found = next((path for name in ("chromium", "google-chrome", "chrome") if (path := shutil.which(name))), None)
-    return (
-        ("✓", "Chrome", found)
-        if found
-        else ("–", "Chrome", "none found: pictures stay interactive, PNG copies cannot be made")
-    )
+# ------------------------------------------------------------------------------------------------ methods, parameters
+
+
+def methods() -> str:
+    """The table of methods: encoder, objective, score, kernel, heads."""
+    table = pd.DataFrame([row._asdict() for row in METHODS.values()], index=list(METHODS), dtype=object)
+    return table.rename(columns={"serving": "score"}).fillna({"heads": "k"}).fillna("–").to_string()
+
+
+def parameter_files() -> Iterator[str]:
+    """The files of `params/` with the first line of their comment."""
+    folder = project_root() / "params"
+    for path in [*sorted(folder.glob("*.yaml")), *sorted(folder.glob("sweeps/*.yaml"))]:
+        yield f"{path.relative_to(folder).with_suffix('')!s:<24}{path.read_text().splitlines()[0].lstrip('# ')}"
+    if not folder.is_dir():
+        yield "The parameter files are in a clone of the workbook, not in the installed package."
+    yield f"\nMore: bach params NAME, where NAME is a file, a part ({', '.join(PARTS)}) or a parameter, e.g. epochs"
+
+
+def parameters(name: str) -> Iterator[str]:
+    """Value, range and description of every parameter of an experiment file or a part, or of one; a sweep as it is."""
+    if (sweep := project_root() / "params" / f"{name}.yaml").is_file() and sweep.parent.name == "sweeps":
+        yield sweep.read_text().rstrip()
+        return
+    if name in PARTS:
+        fields, values = PARTS[name].model_fields, PARTS[name]()
+    elif name in Experiment.model_fields:
+        fields, values = {name: Experiment.model_fields[name]}, Experiment()
+    else:
+        fields, values = Experiment.model_fields, read_experiment(name)
+    for key, field in fields.items():
+        value = getattr(values, key)
+        default = "" if value == field.default else f" [default: {field.default}]"
+        yield f"{key:<24}{value!s:<18} {_range(field):<18} {field.description or ''}{default}".rstrip()
+
+
+def _range(field: FieldInfo) -> str:
+    """The allowed values: bounds, or the words of a Literal."""
+    kinds = [field.annotation, *get_args(field.annotation)]
+    words = [str(word) for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+    bounds = ((sign, getattr(rule, attribute, None)) for rule in field.metadata for attribute, sign in signs.items())
+    return " | ".join(words) or ", ".join(f"{sign} {bound}" for sign, bound in bounds if bound is not None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,6 +48,8 @@ def choose(retriever: Retriever) -> tuple[str, Catalogue, str]:
     expected = float(np.exp(np.interp(np.log(n), np.log(list(RATIOS)), np.log(list(RATIOS.values())))))
     if expected > WORTH_BUILDING:
         return "exact", bare, f"exact: {size}; two-step would take about {expected:.1f} times that"
+    if find_spec("faiss") is None:
+        return "exact", bare, f"exact: {size}; two-step may be faster and needs faiss: pip install 'bachlib[faiss-cpu]'"
     made = retriever.built(bare, "two-step")
     lists = (made.index, retriever.settings["M"], retriever.settings["max_M"])
     found = [two_step(query[u], bare.items, depth, out[u], *lists)[0].found[0] for u in ROWS]

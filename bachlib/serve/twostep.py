@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from bachlib import BachError
+from bachlib import BachError, needs
 from bachlib.serve.density import Best, LeftOut, Query, log_sum_exp, rounding
 from bachlib.serve.exact import thresholds_of
 
@@ -31,6 +31,7 @@ class Neighbours:
     """A faiss index over the items by inner product. With GPUs and a faiss built for them, IVF runs there."""
 
     def __init__(self, items: Float[np.ndarray, "n d"], kind: Kind = "hnsw"):
+        needs('strategy "two-step"', "faiss-cpu")
         import faiss  # late: scan and codebook do not need it
 
         n, d = items.shape
@@ -55,6 +56,7 @@ class Neighbours:
 
     @classmethod
     def load(cls, path: Path, kind: Kind) -> Neighbours:
+        needs("an index of lists", "faiss-cpu")
         import faiss
 
         try:
