@@ -235,10 +235,10 @@ def evaluate(
     """Rank the full catalogue for each run, save the metrics in its folder, and print the paper's table."""
     from bachlib.evaluate import evaluate as evaluate_run
     from bachlib.evaluate.tables import table
-    from bachlib.train.run import Run, data_of
+    from bachlib.train.run import Run, data_of, find_run
 
     found = []
-    for folder in runs:
+    for folder in map(find_run, runs):
         dataset = data_of(folder, data)
         found.append(evaluate_run(Run.load(folder, dataset), dataset, split, slate=slate))
         found[-1].save(folder)
