@@ -23,7 +23,6 @@ from bachlib.show.portrait import settings
 from bachlib.train.run import find_run
 
 PAGE = "report.html"
-OF_A_TRAINING, OF_A_SWEEP = "report", "09_sweep_report"
 
 
 def report(path: str | Path, data: str | Path | None = None) -> Path:
@@ -39,7 +38,7 @@ def report(path: str | Path, data: str | Path | None = None) -> Path:
     of_notebooks = (folder / PARAMS).exists() and (folder / STATUS).exists()
     if (folder / "run.json").exists() and not (of_notebooks and read_json(folder / STATUS).get("status") == "failed"):
         values = {"run": str(folder), "data": str(Path(data).resolve()) if data else ""}
-        return _written(folder, _executed(OF_A_TRAINING, folder, values, record_in=""), folder.name)
+        return _written(folder, _executed("report", folder, values, record_in=""), folder.name)
     if not of_notebooks:
         needed = f"run.json (bach train) nor {PARAMS} and {STATUS} (bach run)"
         raise BachError(f"{folder} is not a run: it has neither {needed}")
@@ -60,7 +59,7 @@ def report_sweep(path: str | Path) -> Path:
     folder = place.parent if place.name == FILE else keep(sweep)
     values = {"sweep": str(place), "complete": False}
     title = f"{sweep.file.name}: {sweep.file.about}" if sweep.file.about else sweep.file.name
-    return _written(folder, _executed(OF_A_SWEEP, folder, values, record_in=str(folder)), title)
+    return _written(folder, _executed("09_sweep_report", folder, values, record_in=str(folder)), title)
 
 
 def _executed(name: str, folder: Path, values: dict[str, Any], record_in: str) -> nbformat.NotebookNode:
