@@ -271,6 +271,7 @@ def every_kind() -> nbformat.NotebookNode:
         {WIDGET: {"model_id": "1"}, "text/plain": "VBox()"},
         {"text/markdown": "**bold 23** $\\pi$"},
         {"text/latex": "$\\kappa_{24}$"},
+        {"text/markdown": "```python\ndef source_29(): ...\n```"},
         {"application/json": {"json": 25}},
         {STEERING: packed({"K": 1, "titles": {}, "users": [], "word": 26}), "text/html": "fallback of sliders"},
         {STEERING: packed({"K": 1, "titles": {}, "users": [], "word": 27}), "text/html": "fallback of sliders"},
@@ -312,6 +313,9 @@ def test_no_cell_is_lost():
         'id="data-steering">', 'id="data-steering-2">', 'id="steer-2"', "<code>\\left( 28</code>",
     ):  # fmt: skip
         assert piece in own, piece
+    hidden = re.search(r"body:not\(:has\(#code:checked\)\) (\S+)", own).group(1)
+    assert '<div class="code shown">' in own and '<span class="nf">source_29</span>' in own, "highlighted as code"
+    assert hidden == ".code:not(.shown)", "the switch hides the cells, not what they show"
     for piece in (*"fallback onclick onerror <script>bad <script>y <svg kappa_{24}".split(), 'src="http', "twin of"):
         assert piece not in own, piece
     assert own.count(f'src="data:image/png;base64,{PIXEL}"') == 2

@@ -112,17 +112,11 @@ def test_wrong_input(world, histories):
     of = shortlist(retriever, histories[0])
     with pytest.raises(BachError, match="all-multihead weighs no heads"):
         shortlist(made(world, "all-multihead"), histories[0])
-    with pytest.raises(BachError, match="for one history; got 2"):
+    with pytest.raises(BachError, match="history should be a list of item numbers"):
         shortlist(retriever, histories[:2])
-    with pytest.raises(BachError, match="M should be a whole number"):
-        shortlist(retriever, histories[0], M=0)
-    with pytest.raises(BachError, match="apart should be some of the heads 0 … 3"):
-        shortlist(retriever, histories[0], apart=[1, 4])
     for pi in ([0, 0, 0, 0], [0.5, 0.5], [1, -1, 1, 0], [np.nan, 1, 0, 0]):
         with pytest.raises(BachError, match="pi should be 4 numbers"):
             rerank(of, pi)
-    with pytest.raises(BachError, match="should be between 1 and"):
-        rerank(of, of.pi, 10_000)
 
 
 def test_a_tie_across_the_edge_is_not_proved():

@@ -50,20 +50,14 @@ def _parts() -> Iterator[tuple[str, str, str]]:
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     no_gpu = "torch sees no GPU and uses the CPU. To use a GPU, install a driver and torch's CUDA build"
     yield ("✓", "CUDA", ", ".join(devices)) if devices else ("–", "CUDA", no_gpu)
-    yield _data(os.environ.get("BACH_DATA_DIR"))
+    if not (data := os.environ.get("BACH_DATA_DIR")):
+        yield "–", "real data", "BACH_DATA_DIR is not set: set it to the folder of your raw logs (tests skip them now)"
+    elif not Path(data).is_dir():
+        yield "✗", "real data", f"BACH_DATA_DIR is {data}, which is not a folder"
+    else:
+        yield "✓", "real data", f"{data}: {', '.join(sorted(path.name for path in Path(data).iterdir())[:6])}"
     chrome = next((path for name in ("chromium", "google-chrome", "chrome") if (path := shutil.which(name))), None)
     yield ("✓", "Chrome", chrome) if chrome else ("–", "Chrome", "not found: figures cannot be saved as PNG")
-
-
-def _data(folder: str | None) -> tuple[str, str, str]:
-    if not folder:
-        return "–", "real data", "BACH_DATA_DIR is not set: set it to the folder of your raw logs (tests skip them now)"
-    if not Path(folder).is_dir():
-        return "✗", "real data", f"BACH_DATA_DIR is {folder}, which is not a folder"
-    return "✓", "real data", f"{folder}: {', '.join(sorted(path.name for path in Path(folder).iterdir())[:6])}"
-
-
-# ------------------------------------------------------------------------------------------------ methods, parameters
 
 
 def methods() -> str:

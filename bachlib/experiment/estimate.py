@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
+import timeit
 from contextlib import suppress
 from functools import lru_cache
 from statistics import median
@@ -29,43 +29,27 @@ def seconds(p: Experiment) -> float:
     """Seconds of one run on one core. Earlier runs of this method on this data set the speed, if there are any."""
     if METHODS[p.method].objective == "counts":
         return START
-    known = [
-        (noted["seconds"] - START) * _work(p) / _work(other)
-        for noted, other in _known(p.method, data_name(p))
-        if noted["seconds"] > START + 1
-    ]
+    known, data = [], data_name(p)
+    for path in output_dir("runs").glob(f"{p.method}-*/{STATUS}"):
+        noted = read_json(path).get("notebooks", {}).get(SINGLE, {})
+        with suppress(KeyError, ValidationError):  # a record of older code
+            other, took = Experiment(**noted["values"]), noted["seconds"] - START
+            if other.method == p.method and data_name(other) == data and took > 1:
+                known.append(took * _work(p) / _work(other))
     return START + (median(known) if known else windows(p) * _work(p))
 
 
 def _work(p: Experiment) -> float:
-    """Seconds of a training per window of the data: rows and heads, the towers, and the three products of the loss.
-
-    The users of a codebook share its logits.
-    """
-    row = METHODS[p.method]
-    shared = row.encoder == "codebook"
+    """Seconds of a training per window of the data: rows and heads, the towers, and the three products of the loss."""
+    shared = METHODS[p.method].encoder == "codebook"  # the users share its logits
     k = 1 if shared else heads_of(p)
     towers = 12 * p.n_hist * p.d * (p.item_width + p.d)
     loss = 6 * heads_of(p) * (p.batch_size + p.n_negatives) * p.d / (p.batch_size if shared else 1)
     return p.epochs * (ROW + HEAD * k + (towers + loss) / (SHARE * _speed()))
 
 
-def _known(method: str, data: str) -> list[tuple[dict, Experiment]]:
-    found = []
-    for path in output_dir("runs").glob(f"{method}-*/{STATUS}"):
-        noted = read_json(path).get("notebooks", {}).get(SINGLE, {})
-        with suppress(KeyError, ValidationError):  # a record of older code
-            p = Experiment(**noted["values"])
-            if p.method == method and data_name(p) == data:
-                found.append((noted, p))
-    return found
-
-
 def windows(p: Experiment) -> float:
-    """Number of training windows: of the prepared data, else as counted before, or estimated for a planted world.
-
-    NaN if it is unknown until the log is prepared.
-    """
+    """Number of training windows: of the prepared data, else as counted before or estimated; NaN if it is unknown."""
     if counted := read_json(output_dir("data", data_name(p)) / "meta.json").get("counts"):
         return counted["windows"]
     if p.source == "planted":
@@ -76,10 +60,6 @@ def windows(p: Experiment) -> float:
 @lru_cache
 def _speed() -> float:
     """Floating-point operations per second of one core in a large product."""
-    a, b, best = np.ones((256, 512), np.float32), np.ones((512, 2048), np.float32), float("inf")
+    a, b = np.ones((256, 512), np.float32), np.ones((512, 2048), np.float32)
     with threadpool_limits(1):
-        for _ in range(8):
-            start = time.perf_counter()
-            a @ b
-            best = min(best, time.perf_counter() - start)
-    return 2 * 256 * 512 * 2048 / best
+        return 2 * 256 * 512 * 2048 / min(timeit.repeat(lambda: a @ b, number=1, repeat=8))

@@ -18,10 +18,11 @@ from bachlib.experiment.notebooks import METRICS, PARAMS, STATUS, environment, e
 from bachlib.experiment.settings import notebook_folder
 from bachlib.experiment.sweep import FILE, found_at, is_sweep, keep, read_sweep
 from bachlib.files import RUN_DIR, read_json, write_text
+from bachlib.show.page import page
+from bachlib.show.portrait import settings
 from bachlib.train.run import find_run
 
 PAGE = "report.html"
-OF_A_TRAINING, OF_A_SWEEP = "report", "09_sweep_report"
 
 
 def report(path: str | Path, data: str | Path | None = None) -> Path:
@@ -35,21 +36,21 @@ def report(path: str | Path, data: str | Path | None = None) -> Path:
         return report_sweep(path)
     folder = find_run(path).resolve()
     of_notebooks = (folder / PARAMS).exists() and (folder / STATUS).exists()
-    trained = (folder / "run.json").exists()
-    if trained and not (of_notebooks and read_json(folder / STATUS).get("status") == "failed"):
+    if (folder / "run.json").exists() and not (of_notebooks and read_json(folder / STATUS).get("status") == "failed"):
         values = {"run": str(folder), "data": str(Path(data).resolve()) if data else ""}
-        return _written(folder, _executed(OF_A_TRAINING, folder, values, record_in=""), folder.name)
+        return _written(folder, _executed("report", folder, values, record_in=""), folder.name)
     if not of_notebooks:
-        raise BachError(
-            f"{folder} is not a run: it has neither run.json (bach train) nor {PARAMS} and {STATUS} (bach run)"
-        )
+        needed = f"run.json (bach train) nor {PARAMS} and {STATUS} (bach run)"
+        raise BachError(f"{folder} is not a run: it has neither {needed}")
     if data:
         raise BachError(f"{folder} is a run of notebooks: a data set can be given for a training run only")
     params, status = yaml.safe_load((folder / PARAMS).read_text(encoding="utf-8")), read_json(folder / STATUS)
-    there = [(name, path) for name in params["notebooks"] if (path := folder / f"{name}.ipynb").exists()]
-    chapters = [(name, nbformat.read(path, as_version=4)) for name, path in there]
-    first = ("summary", _summary(params, status, read_json(folder / METRICS)))
-    return _written(folder, [first, *chapters, ("environment", _environment(folder))], params["name"], lessons=True)
+    there = [name for name in params["notebooks"] if (folder / f"{name}.ipynb").exists()]
+    chapters = [(name, nbformat.read(folder / f"{name}.ipynb", as_version=4)) for name in there]
+    first, versions = _summary(params, status, read_json(folder / METRICS)), read_json(folder / "environment.json")
+    lead = "The versions it was made with." if versions else "The versions were not recorded."
+    last = _chapter(f"# Environment\n\n{lead}", settings(versions))
+    return _written(folder, [("summary", first), *chapters, ("environment", last)], params["name"], lessons=True)
 
 
 def report_sweep(path: str | Path) -> Path:
@@ -58,7 +59,7 @@ def report_sweep(path: str | Path) -> Path:
     folder = place.parent if place.name == FILE else keep(sweep)
     values = {"sweep": str(place), "complete": False}
     title = f"{sweep.file.name}: {sweep.file.about}" if sweep.file.about else sweep.file.name
-    return _written(folder, _executed(OF_A_SWEEP, folder, values, record_in=str(folder)), title)
+    return _written(folder, _executed("09_sweep_report", folder, values, record_in=str(folder)), title)
 
 
 def _executed(name: str, folder: Path, values: dict[str, Any], record_in: str) -> nbformat.NotebookNode:
@@ -71,16 +72,12 @@ def _executed(name: str, folder: Path, values: dict[str, Any], record_in: str) -
 
 
 def _written(folder: Path, notebooks: Any, title: str, lessons: bool = False) -> Path:
-    from bachlib.show.page import page  # late: it loads plotly
-
     write_text(folder / PAGE, page(notebooks, title, lessons=lessons))
     return folder / PAGE
 
 
 def _summary(params: dict[str, Any], status: dict[str, Any], metrics: dict[str, Any]) -> nbformat.NotebookNode:
     """The first chapter of a run of notebooks: what was run, how long it took, and the error that stopped it."""
-    from bachlib.show.portrait import settings
-
     done, rows = status.get("notebooks", {}), {}
     for name in params["notebooks"]:
         state = "done" if name in done else "failed" if name == status.get("failed") else "not run"
@@ -96,20 +93,8 @@ def _summary(params: dict[str, Any], status: dict[str, Any], metrics: dict[str, 
     return _chapter(f"# What was run\n\n{lead}", *error, table, settings(values, "Parameters"))
 
 
-def _environment(folder: Path) -> nbformat.NotebookNode:
-    from bachlib.show.portrait import settings
-
-    versions = read_json(folder / "environment.json")
-    lead = "The versions it was made with." if versions else "The versions were not recorded."
-    return _chapter(f"# Environment\n\n{lead}", settings(versions))
-
-
 def _chapter(text: str, *shown: Any) -> nbformat.NotebookNode:
     """A notebook by hand: text, then errors (as strings) and tables."""
-    outputs = [
-        new_output("error", ename="", evalue=one, traceback=[one])
-        if isinstance(one, str)
-        else new_output("display_data", {"text/html": one._repr_html_()})
-        for one in shown
-    ]
-    return new_notebook(cells=[new_markdown_cell(text), new_code_cell("", outputs=outputs)])
+    errors = [new_output("error", ename="", evalue=one, traceback=[one]) for one in shown if isinstance(one, str)]
+    tables = [new_output("display_data", {"text/html": x._repr_html_()}) for x in shown if not isinstance(x, str)]
+    return new_notebook(cells=[new_markdown_cell(text), new_code_cell("", outputs=errors + tables)])

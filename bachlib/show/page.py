@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape, unescape
 from importlib import resources
 from typing import Any
@@ -36,7 +36,6 @@ PLOTLY = "application/vnd.plotly.v1+json"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 WIDGETS = ("VBox(", "HBox(", "Explorer(", "FigureWidget(")  # how they print where no state of theirs was stored
 NEEDS_A_KERNEL = "<p><em>This control needs a running kernel: open the notebook with <code>make lab</code>.</em></p>"
-LESSON = "lesson"  # a cell with this tag is for those who read the notebook, not for a report
 NOTHING_FROM_OUTSIDE = (
     "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; "
     "img-src data: blob:; font-src data:; worker-src blob:"
@@ -45,29 +44,35 @@ NOTHING_FROM_OUTSIDE = (
 
 def page(notebooks: NotebookNode | Sequence[tuple[str, NotebookNode]], title: str = "", *, lessons: bool = True) -> str:
     """The text of the file. `title` replaces the notebook's own; `lessons=False` leaves out cells tagged `lesson`."""
-    writer, before = _Writer(lessons), ""
+    writer, before, sections = _Writer(lessons), "", []
     if isinstance(notebooks, NotebookNode):
         own, ((_, before), *parts) = writer.parts(notebooks)
         sections = [(words, words, html) for words, html in parts]
         before = f"<p><b>{written(own)}</b></p>{before}" if title and own else before
         title = title or own
     else:
-        sections = [(name, *writer.chapter(name, notebook)) for name, notebook in notebooks]
+        for name, notebook in notebooks:  # the headings of a notebook go down by one
+            own, parts = writer.parts(notebook)
+            html = "".join(f"<h3>{written(words)}</h3>{html}" if words else html for words, html in parts)
+            sections.append((name, own or name, html))
     contents, body = "", ""
     for short, heading, html in sections:
         key = writer.key(short)
         contents += f'<li><a href="#{key}">{escape(re.sub(r"[$*`{}]", "", short))}</a></li>'
         body += f'<section id="{key}"><h2>{written(heading)}</h2>{html}</section>'
+    css, js = (resources.files("bachlib.show").joinpath(f"page.{kind}").read_text("utf-8") for kind in ("css", "js"))
+    css += HtmlFormatter(style="default").get_style_defs(".code")
+    css += HtmlFormatter(style="github-dark").get_style_defs(':root[data-theme="dark"] .code')
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{NOTHING_FROM_OUTSIDE}">
-<title>{escape(title)}</title><style>{_own("page.css")}{_code_colours()}</style>
+<title>{escape(title)}</title><style>{css}</style>
 <script>{inline(get_plotlyjs())}</script></head>
 <body><nav aria-label="contents"><button id="theme" type="button">dark</button>
 <label class="switch"><input type="checkbox" id="code"> code</label><ol>{contents}</ol></nav>
 <main><header><h1>{written(title)}</h1>{before}</header>{body}</main>
 <script type="application/json" id="data-dark">{dumped(DARK)}</script>
-<script>{inline(_own("page.js"))}</script></body></html>
+<script>{inline(js)}</script></body></html>
 """
 
 
@@ -78,25 +83,19 @@ class _Writer:
         self.lessons, self.steered = lessons, 0
         self.keys = {*"code theme steer steer-user steering proof data-dark data-steering".split()}  # of the page
 
-    def parts(self, notebook: NotebookNode) -> tuple[str, list[tuple[str, str]]]:
-        """The notebook's title, and its parts: what is before the first `## ` heading, then (heading, HTML) of each."""
-        title, found = "", [("", "")]
+    def parts(self, notebook: NotebookNode) -> tuple[str, list[list[str]]]:
+        """The notebook's title, and its parts: what is before the first `## ` heading, then [heading, HTML] of each."""
+        title, found = "", [["", ""]]
         for cell in notebook.cells:
-            if not self.lessons and LESSON in cell.metadata.get("tags", []):
+            if not self.lessons and "lesson" in cell.metadata.get("tags", []):
                 continue
-            pieces = _pieces(_attached(cell)) if cell.cell_type == "markdown" else [("", "".join(self.code(cell)))]
-            for heading, html in pieces:
+            for heading, html in _pieces(cell) if cell.cell_type == "markdown" else [("", "".join(self.code(cell)))]:
                 if heading.startswith("# ") and not title and len(found) == 1:
-                    title, heading = heading[2:].strip(), ""
-                if heading:
-                    found.append((heading.lstrip("# "), ""))
-                found[-1] = (found[-1][0], found[-1][1] + html)
+                    title = heading[2:].strip()
+                elif heading:
+                    found.append([heading.lstrip("# "), ""])
+                found[-1][1] += html
         return title, found
-
-    def chapter(self, name: str, notebook: NotebookNode) -> tuple[str, str]:
-        """A notebook as one section, title and HTML; its headings go down by one."""
-        title, parts = self.parts(notebook)
-        return title or name, "".join(f"<h3>{written(words)}</h3>{html}" if words else html for words, html in parts)
 
     def key(self, words: str) -> str:
         """An id that is on the page once."""
@@ -109,8 +108,7 @@ class _Writer:
     def code(self, cell: NotebookNode) -> Iterator[str]:
         """A code cell: its source, which the page can hide, and its outputs. A raw cell: its text."""
         if cell.source.strip():
-            lexed = highlight(cell.source, PythonLexer(), HtmlFormatter(cssclass="code"))
-            yield lexed if cell.cell_type == "code" else f"<pre>{escape(cell.source)}</pre>"
+            yield _highlighted(cell.source) if cell.cell_type == "code" else f"<pre>{escape(cell.source)}</pre>"
         for output in cell.get("outputs", []):
             if output.output_type == "stream":
                 yield f'<pre class="stream">{ansi2html(output.text)}</pre>'
@@ -124,62 +122,46 @@ class _Writer:
         """The richest of an output's forms that works here."""
         plain = data.get("text/plain", "")
         if STEERING in data:
-            return self.steering(unpacked(data[STEERING]))
+            self.steered += 1
+            n = "" if self.steered == 1 else f"-{self.steered}"  # the first sliders of a page have the plain ids
+            told = f'<script type="application/json" id="data-steering{n}">{dumped(unpacked(data[STEERING]))}</script>'
+            return f'<div id="steering{n}"><div class="steer" id="steer{n}"></div>{told}</div>'
         if PLOTLY in data:
             return figure(data[PLOTLY])
         if WIDGET in data or plain.startswith(WIDGETS):
             return NEEDS_A_KERNEL
         if "text/html" in data and (html := clean(data["text/html"])).strip():
             return f'<div class="wide">{html}</div>'
-        for mime in sorted(data):
-            if mime.startswith("image/"):
-                return f'<img alt="{escape(plain)}" src="{_as_url(mime, data[mime])}">'
-        if words := data.get("text/markdown") or data.get("text/latex"):
-            return markdown(words)
-        return f"<pre>{escape(plain or json.dumps(data, indent=1, ensure_ascii=False))}</pre>"
-
-    def steering(self, told: dict[str, Any]) -> str:
-        """Sliders; the first ones of a page have the plain ids."""
-        self.steered += 1
-        n = "" if self.steered == 1 else f"-{self.steered}"
-        data = f'<script type="application/json" id="data-steering{n}">{dumped(told)}</script>'
-        return f'<div id="steering{n}"><div class="steer" id="steer{n}"></div>{data}</div>'
+        if mime := next((mime for mime in sorted(data) if mime.startswith("image/")), None):
+            return f'<img alt="{escape(plain)}" src="{_as_url(mime, data[mime])}">'
+        words = data.get("text/markdown") or data.get("text/latex") or ""
+        if source := re.fullmatch(r"```python\n(.*)\n```\s*", words, re.DOTALL):  # of `source_of`: it is never hidden
+            return _highlighted(source[1], "code shown")
+        return markdown(words) or f"<pre>{escape(plain or json.dumps(data, indent=1, ensure_ascii=False))}</pre>"
 
 
-def _pieces(text: str) -> list[tuple[str, str]]:
-    """A markdown text cut at its headings of the first two levels (not in code): [(heading or "", HTML below), …]."""
-    found, fenced = [("", "")], False
+def _pieces(cell: NotebookNode) -> list[tuple[str, str]]:
+    """A markdown cell cut at its headings of the first two levels (not in code): [(heading or "", HTML below), …]."""
+    text, found, fenced = cell.source, [["", ""]], False
+    for name, forms in cell.get("attachments", {}).items():
+        text = text.replace(f"attachment:{name}", _as_url(*next(iter(forms.items()))))
     for line in text.splitlines(keepends=True):
         fenced ^= line.lstrip().startswith(("```", "~~~"))
         if not fenced and re.match(r"##? ", line):
-            found.append((line.strip(), ""))
+            found.append([line.strip(), ""])
         else:
-            found[-1] = (found[-1][0], found[-1][1] + line)
-    return [(heading, markdown(text) if text.strip() else "") for heading, text in found]
+            found[-1][1] += line
+    return [(heading, markdown(text)) for heading, text in found]
 
 
-def _attached(cell: NotebookNode) -> str:
-    """The text of a markdown cell with its attached images inside."""
-    text = cell.source
-    for name, forms in cell.get("attachments", {}).items():
-        mime, data = next(iter(forms.items()))
-        text = text.replace(f"attachment:{name}", _as_url(mime, data))
-    return text
+def _highlighted(code: str, name: str = "code") -> str:
+    return highlight(code, PythonLexer(), HtmlFormatter(cssclass=name))
 
 
 def _as_url(mime: str, data: str) -> str:
     """An image as a data URL: bitmaps are base64 in a notebook, SVG is text."""
     coded = base64.b64encode(data.encode()).decode() if mime == "image/svg+xml" else "".join(data.split())
     return escape(f"data:{mime};base64,{coded}")
-
-
-def _own(name: str) -> str:
-    return resources.files("bachlib.show").joinpath(name).read_text(encoding="utf-8")
-
-
-def _code_colours() -> str:
-    light, dark = (HtmlFormatter(style=name, cssclass="code") for name in ("default", "github-dark"))
-    return light.get_style_defs(".code") + dark.get_style_defs(':root[data-theme="dark"] .code')
 
 
 def inline(script: str) -> str:
@@ -189,11 +171,10 @@ def inline(script: str) -> str:
 
 def dumped(value: Any) -> str:
     """JSON for a script element; no text in it can end the element."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
-# ------------------------------------------------------------------------------------------------------------- text
+# ------------------------------------------------------------------------------------------------- text and figures
 
 FORMULA = re.compile(r"(`+[^`]*`+)|\$\$(.+?)\$\$|\$(?! )([^$\n]+?)(?<! )\$", re.DOTALL)
 TAGS = set(
@@ -201,35 +182,35 @@ TAGS = set(
     "p pre s small span strong sub summary sup table tbody td tfoot th thead tr u ul".split()
 )
 KEPT = ("class", "settings")  # the only class that is kept: the page sets such tables in two columns
+MARKS = re.compile(r"(</?(?:sub|sup|b|i|br)\s*/?>)")  # what figures use in their texts
 PLACE = re.compile("\ue000(\\d+)\ue001")  # where a formula stands while the text around it is rendered
 _render = mistune.create_markdown(escape=False, plugins=["table", "strikethrough"])
 
 
 def markdown(text: str) -> str:
     """Markdown as HTML, formulas as MathML; links to other notebooks lead to their chapters of the page."""
+    text = re.sub(r"\]\(([\w.-]+)\.ipynb\)", r"](#\1)", text)
+    return _around_formulas(text, lambda words: clean(_render(words)))
+
+
+def written(text: str) -> str:
+    """A title as HTML: formulas become MathML, code is marked, all else is text."""
+    return _around_formulas(text, lambda words: re.sub(r"`+(.+?)`+", r"<code>\1</code>", escape(words, quote=False)))
+
+
+def _around_formulas(text: str, render: Callable[[str], str]) -> str:
+    """Render a text while its formulas (but no dollars in code) are set aside."""
     made: list[str] = []
 
-    def kept(match: re.Match) -> str:
+    def set_aside(match: re.Match) -> str:
         code, block, inside = match.groups()
         if code:
             return code
         made.append(_formula(block or inside, bool(block)))
         return f"\ue000{len(made) - 1}\ue001"
 
-    text = FORMULA.sub(kept, re.sub("[\ue000\ue001]", "", text))
-    text = re.sub(r"\]\(([\w.-]+)\.ipynb\)", r"](#\1)", text)
-    return PLACE.sub(lambda match: made[int(match.group(1))], clean(_render(text)))
-
-
-def written(text: str) -> str:
-    """A title as HTML: formulas become MathML, all else is text."""
-    parts, at = [], 0
-    for match in FORMULA.finditer(text):
-        code, block, inside = match.groups()
-        made = f"<code>{escape(code.strip('`'))}</code>" if code else _formula(block or inside, False)
-        parts += [escape(text[at : match.start()], quote=False), made]
-        at = match.end()
-    return "".join(parts) + escape(text[at:], quote=False)
+    text = FORMULA.sub(set_aside, re.sub("[\ue000\ue001]", "", text))
+    return PLACE.sub(lambda match: made[int(match.group(1))], render(text))
 
 
 def _formula(latex: str, block: bool) -> str:
@@ -244,10 +225,8 @@ def _formula(latex: str, block: bool) -> str:
 
 def clean(html: str) -> str:
     """HTML without scripts, styles, event handlers, frames and addresses to load from."""
-    html = re.sub(r"(?is)<(script|style)\b.*?</\1\s*>", "", html)
-    return bleach.clean(
-        html, tags=TAGS, attributes=_harmless, protocols={"http", "https", "mailto", "data"}, strip=True
-    )
+    html, allowed = re.sub(r"(?is)<(script|style)\b.*?</\1\s*>", "", html), {"http", "https", "mailto", "data"}
+    return bleach.clean(html, tags=TAGS, attributes=_harmless, protocols=allowed, strip=True)
 
 
 def _harmless(tag: str, name: str, value: str) -> bool:
@@ -258,11 +237,6 @@ def _harmless(tag: str, name: str, value: str) -> bool:
     return name in ("colspan", "rowspan", "alt", "title", "open", "scope", "start") or (name, value) == KEPT
 
 
-# ---------------------------------------------------------------------------------------------------------- figures
-
-MARKS = re.compile(r"(</?(?:sub|sup|b|i|br)\s*/?>)")  # what figures use in their texts
-
-
 def figure(drawn: Mapping[str, Any]) -> str:
     """A figure with its title as a caption that wraps; the page decides how wide it is and in which colours."""
     made = json.loads(json.dumps({key: drawn[key] for key in ("data", "layout", "frames") if drawn.get(key)}))
@@ -270,11 +244,10 @@ def figure(drawn: Mapping[str, Any]) -> str:
     look = layout.get("template", {}).get("layout", {})
     for place in (layout, look):
         place.pop("width", None)
-    title = layout.pop("title", None)
-    text = (title.get("text") if isinstance(title, dict) else title) or ""
-    top = layout.get("margin", {}).get("t", look.get("margin", {}).get("t", 60))
-    layout["margin"] = layout.get("margin", {}) | {"t": max(24, top - 36) if text else top}
-    height = layout.get("height") or look.get("height") or 400
+    text = layout.pop("title", {}).get("text") or ""
+    margin, height = layout.get("margin", {}), layout.get("height") or look.get("height") or 400
+    top = margin.get("t", look.get("margin", {}).get("t", 60))
+    layout["margin"] = margin | {"t": max(24, top - 36) if text else top}
     layout["height"] = height = int(height - 36 if text else height)
     words = escape(unescape(MARKS.sub("", text)))
     return (

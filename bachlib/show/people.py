@@ -1,7 +1,4 @@
-"""Who the pictures of a report are of: users clustered by their π_u, a few that differ, and what heads are called.
-
-Of more than 16 heads those with the largest mean π are shown; `shown` are their numbers.
-"""
+"""Who the pictures of a report are of: users clustered by their π_u, a few that differ, and what heads are called."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import warnings
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from scipy.cluster.vq import kmeans2
@@ -34,7 +32,7 @@ class People(NamedTuple):
     genres: meaning.Genres
     share: Float[np.ndarray, "U k g"]  # p_r(g): what each head stands for
     shared: bool  # do all users have the same heads?
-    shown: Int[np.ndarray, " c"]
+    shown: Int[np.ndarray, " c"]  # numbers of at most 16 heads, those with the largest mean π
 
     def seen_by(self, at: int) -> People:
         """The same people with the heads shown that one user has most of, where not all are."""
@@ -60,42 +58,36 @@ class People(NamedTuple):
 
 
 @torch.no_grad()
-def people(model: TwoTower, dataset: Dataset, most: int = 1_000, seed: int = 0) -> People:
+def people(model: TwoTower, dataset: Dataset) -> People:
     """A sample of the users before their test items; fewer of them where the catalogue is large."""
-    n = int(np.clip(WORK // (model.k * dataset.n_items), 100, most))
-    users = np.sort(sample_users(dataset, n, seed, cold=dataset.cold is not None))
-    encoded = encode_users(model, dataset, users)
-    pi, genres = encoded.log_pi.double().exp().cpu().numpy(), meaning.genres_of(dataset)
+    n = int(np.clip(WORK // (model.k * dataset.n_items), 100, 1_000))
+    users = np.sort(sample_users(dataset, n, 0, cold=dataset.cold is not None))
+    encoded, genres = encode_users(model, dataset, users), meaning.genres_of(dataset)
+    pi = encoded.log_pi.double().exp().cpu().numpy()
     shared = isinstance(model.encoder, Codebook) and model.encoder.shared is not None
-    asked = encoded.heads[:1] if shared else encoded.heads
     share = np.zeros((1, model.k, 0))
     if genres.names:
-        share = interest_of_heads(model, asked, genres.member).cpu().numpy()
-    cluster = clustered(np.sqrt(pi), CLUSTERS, seed)
-    share, some = np.broadcast_to(share, (*pi.shape, share.shape[-1])), _some(np.sqrt(pi), cluster)
-    return People(users, encoded, pi, cluster, some, genres, share, shared, _shown(pi))
+        share = interest_of_heads(model, encoded.heads[:1] if shared else encoded.heads, genres.member).cpu().numpy()
+    share = np.broadcast_to(share, (*pi.shape, share.shape[-1]))
+    cluster = clustered(np.sqrt(pi), CLUSTERS)
+    return People(users, encoded, pi, cluster, _some(np.sqrt(pi), cluster), genres, share, shared, _shown(pi))
 
 
 def _shown(pi: Float[np.ndarray, "U k"]) -> Int[np.ndarray, " c"]:
-    k = pi.shape[1]
-    return np.arange(k) if k <= MOST else np.sort(np.argsort(-pi.mean(0), kind="stable")[:MOST])
+    return np.sort(np.argsort(-pi.mean(0), kind="stable")[:MOST])
 
 
-def clustered(points: Float[np.ndarray, "n d"], most: int, seed: int = 0) -> Int[np.ndarray, " n"]:
+def clustered(points: Float[np.ndarray, "n d"], most: int) -> Int[np.ndarray, " n"]:
     """Clusters of points, at most so many; the largest is 0."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # that a cluster is empty: it is dropped below
-        found = kmeans2(points, min(most, len(points)), minit="++", rng=seed)[1] if len(points) else np.zeros(0, int)
+        found = kmeans2(points, min(most, len(points)), minit="++", rng=0)[1] if len(points) else np.zeros(0, int)
     _, cluster, sizes = np.unique(found, return_inverse=True, return_counts=True)
     return np.argsort(np.argsort(-sizes, kind="stable"))[cluster]
 
 
 def _some(points: Float[np.ndarray, "U k"], cluster: Int[np.ndarray, " U"]) -> list[int]:
     """Users who differ: of each cluster the one nearest to its middle, then the next ones."""
-    lists = []
-    for c in range(cluster.max() + 1):
-        members = np.flatnonzero(cluster == c)
-        away = ((points[members] - points[members].mean(0)) ** 2).sum(1)
-        lists.append(members[np.argsort(away, kind="stable")].tolist())
-    some = [row[place] for place in range(CLUSTERS) for row in lists if place < len(row)]
-    return some[:CLUSTERS]
+    middle = np.stack([points[cluster == c].mean(0) for c in range(cluster.max() + 1)])
+    away = pd.Series(((points - middle[cluster]) ** 2).sum(1))
+    return np.lexsort((cluster, away.groupby(cluster).rank("first")))[:CLUSTERS].tolist()

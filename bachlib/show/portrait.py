@@ -46,52 +46,39 @@ class Portrait:
     where it has parts of your own. `missing` says why the model cannot be shown, or is empty."""
 
     def __init__(self, run: str | Path, data: str | Path | None = None, model: nn.Module | None = None):
-        self.folder = find_run(run)
+        self.folder, self.missing = find_run(run), ""
         self.about = read_about(self.folder)
-        self.missing = self._missing(Path(data) if data else None, model)
-        if not self.missing:
-            self.dataset = data_of(self.folder, Path(data) if data else None)
-            self.run = Run.load(self.folder, self.dataset, model)
-
-    def _missing(self, data: Path | None, model: nn.Module | None) -> str:
         told, config = self.about["identity"]["data"], self.about["identity"]["model"]
-        if not ((data or output_dir("data", told["name"])) / "meta.json").exists():
-            return f"its data set, {told['name']}, is not in the outputs folder"
-        if data_of(self.folder, data).meta["content_hash"] != told["content_hash"]:
-            return f"the data set {told['name']} is no longer the one it was trained on"
-        if config.get("own") and model is None:
-            return (
-                f"it has parts of your own ({', '.join(config['own'])}), which only your code can build. "
-                "Open notebooks/report.ipynb, build the model there, and write Portrait(run, data, model)"
-            )
-        if config["row"]["objective"] != "counts" and not (self.folder / "best.safetensors").exists():
-            return "it has no weights yet"
-        return ""
+        data = Path(data or output_dir("data", told["name"]))
+        if not (data / "meta.json").exists():
+            self.missing = f"its data set, {told['name']}, is not in the outputs folder"
+        elif (dataset := data_of(self.folder, data)).meta["content_hash"] != told["content_hash"]:
+            self.missing = f"the data set {told['name']} is no longer the one it was trained on"
+        elif config.get("own") and model is None:
+            self.missing = f"it has parts of your own ({', '.join(config['own'])}), which only your code can build. "
+            self.missing += "Open notebooks/report.ipynb, build the model there, and write Portrait(run, data, model)"
+        elif config["row"]["objective"] != "counts" and not (self.folder / "best.safetensors").exists():
+            self.missing = "it has no weights yet"
+        else:
+            self.dataset, self.run = dataset, Run.load(self.folder, dataset, model)
 
     @cached_property
     def people(self) -> People:
         return people(self.run.model, self.dataset)
 
-    def _without(self) -> HTML | None:
-        """Why there is nothing to show of heads and users."""
-        if self.missing:
-            return say("The model cannot be shown: see the first section.")
-        if not isinstance(self.run.model, TwoTower):
-            return say("This method counts: it has no vectors, heads or π, and nothing was trained.")
-        return None
+    @cached_property
+    def evaluation(self) -> Evaluation:
+        return scores.evaluation_of(self.run, self.dataset)
 
     def facts(self) -> HTML:
         """The run in one sentence."""
         identity, best = self.about["identity"], self.about.get("best")
-        method, name = identity["model"].get("method"), identity["data"]["name"]
-        told = f"method {method}, data {name}, status {self.about['status']}"
+        told = (
+            f"method {identity['model'].get('method')}, data {identity['data']['name']}, status {self.about['status']}"
+        )
         if best:
             told += f", best epoch {best['epoch']}, validation AUPRC {best['auprc']:.4f}"
         return say(f"A training run: {told}.")
-
-    @cached_property
-    def evaluation(self) -> Evaluation:
-        return scores.evaluation_of(self.run, self.dataset)
 
     def numbers(self) -> list[Any]:
         """The metrics on the test items with their intervals, beside comparable runs."""
@@ -100,65 +87,81 @@ class Portrait:
         lead, *shown = scores.numbers(self.evaluation, self.folder, self.dataset.n_items)
         return [say(lead), *shown]
 
+    def _without(self, hard: str = "") -> str:
+        """Why there is nothing to show of heads and users; `hard`: what to say of a method without π."""
+        if self.missing:
+            return "The model cannot be shown: see the first section."
+        if not isinstance(self.run.model, TwoTower):
+            return "This method counts: it has no vectors, heads or π, and nothing was trained."
+        return "" if self.run.model.kernel else hard
+
     def sliders(self) -> list[Any]:
         """Sliders for π_u."""
-        if without := self._without():
-            return [without]
-        model, of = self.run.model, self.people
-        if model.kernel is None:
-            return [say("This method ranks by the closest head and has no weights: there is no π to steer.")]
-        lead = "Move the weight of a head, or forbid it: the slate is ranked again, here in the browser. "
+        if without := self._without(
+            "This method ranks by the closest head and has no weights: there is no π to steer."
+        ):
+            return [say(without)]
+        of, lead = (
+            self.people,
+            "Move the weight of a head, or forbid it: the slate is ranked again, here in the browser. ",
+        )
         lead += "Click on an item to see why it is there. Arrows compare with the model's own slate."
         if of.left:
-            lead += f" Of {model.k} heads each user has sliders for the {len(of.shown)} largest and one for the rest."
+            shown = f"each user has sliders for the {len(of.shown)} largest and one for the rest"
+            lead += f" Of {self.run.model.k} heads {shown}."
         return [say(lead), sliders(self.run, self.dataset, of)]
 
     def heads(self) -> list[Any]:
         """What the heads stand for, where they are, how users mix them and how far π_u and κ can be trusted."""
         if without := self._without():
-            return [without]
-        model, dataset, of = self.run.model, self.dataset, self.people
-        lead, drawn = [_whose(of)], []
-        if of.genres.names:
+            return [say(without)]
+        model, of, drawn = self.run.model, self.people, []
+        lead = "All users share these heads."
+        if not of.shared:
+            lead = (
+                "Every user has heads of their own: over users a head is a slot, and its name says what it mostly is."
+            )
+        if of.left:
+            held = f"they have {of.pi[:, of.shown].sum(1).mean():.0%} of it"
+            lead += f" Of {model.k} heads the {len(of.shown)} with the largest mean π are shown; {held}."
+        if n := len(of.genres.names):
             columns = np.sort(np.argsort(-of.genres.likes, kind="stable")[:GENRES])
             lift = meaning.lift(of.over_users, of.genres.likes)[:, columns]
             drawn.append(plots.head_lift(lift, of.names, [of.genres.names[g] for g in columns], of.shown))
-            if len(of.genres.names) > GENRES:
-                lead.append(f"Of {len(of.genres.names)} genres the {GENRES} most liked are shown.")
+            lead += f" Of {n} genres the {GENRES} most liked are shown." if n > GENRES else ""
         else:
-            lead.append("These items have no genres: heads have numbers instead of names.")
-        drawn.append(item_map(model, dataset, of))
-        if dataset.n_items > ON_THE_MAP:
-            lead.append(f"The map has the {ON_THE_MAP:,} most popular items.")
+            lead += " These items have no genres: heads have numbers instead of names."
+        drawn.append(item_map(model, self.dataset, of))
+        if self.dataset.n_items > ON_THE_MAP:
+            lead += f" The map has the {ON_THE_MAP:,} most popular items."
         if model.kernel is None:
-            lead.append("This method has no π and no κ, so there are no mixtures of users, calibration or tightness.")
-            return [say(" ".join(lead)), *drawn]
+            lead += " This method has no π and no κ, so there are no mixtures of users, calibration or tightness."
+            return [say(lead), *drawn]
         if model.k > 1:
             text = f"On average the largest of a user's heads has {of.pi.max(1).mean():.0%} of π"
             drawn.append(plots.pi_admixture(of.pi[:, of.shown], of.cluster, of.names, of.shown, text))
-        held = diagnostics.pi_calibration(diagnostics.held_out(model, dataset, of.users))
+        held = diagnostics.pi_calibration(diagnostics.held_out(model, self.dataset, of.users))
         name = label(model.config.get("method", "model"))
         drawn.append(plots.calibration_curves({name: held.bins}, {name: held.ece}, "π<sub>u</sub>"))
-        kappa, tight, head = _tightness(model, dataset, of)
+        kappa, tight, head = _tightness(model, self.dataset, of)
         if len(np.unique(kappa)) > 2 and len(np.unique(tight)) > 2:
             correlation = float(spearmanr(kappa, tight).statistic)
             drawn.append(plots.kappa_and_tightness(kappa, tight, head, of.names, correlation, of.shown))
         else:
-            lead.append("κ is nearly the same everywhere, so it cannot be compared with how tight a head's items are.")
-        return [say(" ".join(lead)), *drawn]
+            lead += " κ is nearly the same everywhere, so it cannot be compared with how tight a head's items are."
+        return [say(lead), *drawn]
 
     def user(self) -> list[Any]:
         """Which head explains what a user liked, and the slate they get."""
-        if without := self._without():
-            return [without]
+        hard = "This method takes the closest head: only a mixture shares an item out among the heads."
+        if without := self._without(hard):
+            return [say(without)]
         model, dataset, at = self.run.model, self.dataset, self.people.some[0]
-        if model.kernel is None:
-            return [say("This method takes the closest head: only a mixture shares an item out among the heads.")]
         of, u = self.people.seen_by(at), int(self.people.users[at])
         titles, names = np.array(dataset.titles, object), of.names_of(at)
         sequence = np.asarray(dataset.sequence(u), np.int64)
         last, earlier = sequence[-(model.n_hist + N_TEST) :], sequence[:-N_TEST]
-        gamma = diagnostics.explained(model, _row(of.encoded, at), last[None]).gamma[0]
+        gamma = diagnostics.explained(model, _rows(of, [at]), last[None]).gamma[0]
         needed = int(np.searchsorted(np.cumsum(np.sort(gamma.mean(0))[::-1]), 0.9)) + 1
         text = f"{needed} of {model.k} heads explain nine tenths of this user's {len(gamma)} items"
         strip = plots.history_strip(gamma[:, of.shown], titles[last], names, N_TEST, of.shown, text)
@@ -166,8 +169,7 @@ class Portrait:
         slate = Retriever(model, "exact").retrieve([earlier], most, user=[u])
         share, relative = slate.head_share[0], np.exp(slate.scores[0] - slate.scores[0, 0])
         text = f"{len(np.unique(share.argmax(1)))} of {model.k} heads bring these {most} items"
-        items = titles[slate.items[0]]
-        bars = plots.slate_by_head(share[:, of.shown], relative, items, names, of.shown, title=text)
+        bars = plots.slate_by_head(share[:, of.shown], relative, titles[slate.items[0]], names, of.shown, title=text)
         lead = f"What user {u} liked, each item split by which head explains it, and the {most} items shown next."
         if of.left:
             lead += f" Of {model.k} heads the {len(of.shown)} with the largest weight for this user are shown."
@@ -176,17 +178,16 @@ class Portrait:
     def training(self) -> list[Any]:
         """Curves of the training, where its history has more than one row."""
         if without := self._without():
-            return [without]
+            return [say(without)]
         model, history, of = self.run.model, self.run.history, self.people
         if len(history) < 2:
             return [say("The history has fewer than two rows, too few for curves; log_steps gives more of them.")]
         names, drawn = dict(zip(of.shown.tolist(), of.names, strict=True)), []
+        lead = "This method has no bound and no concentrations to draw."
         if model.kernel:
             lead = "The terms of the bound, the concentrations and the use of each head during training."
-            drawn = [plots.elbo_terms(history)]
-            drawn += [plots.kappa_trajectories(history, 1 / model.tau, model.kernel.name, names)]
-        else:
-            lead = "This method has no bound and no concentrations to draw."
+            of_kappa = plots.kappa_trajectories(history, 1 / model.tau, model.kernel.name, names)
+            drawn = [plots.elbo_terms(history), of_kappa]
         if model.k > 1:
             lead += "" if model.kernel else " Which head was the closest to the positives during training:"
             drawn.append(plots.head_usage({"": history}, names).update_layout(margin_t=64))
@@ -194,10 +195,10 @@ class Portrait:
 
     def parameters(self) -> list[HTML]:
         """All that was set, defaults included."""
-        identity = self.about["identity"]
-        model, own = identity["model"], identity["model"].get("own")
+        identity, model = self.about["identity"], self.about["identity"]["model"]
+        own = {"own": model["own"]} if model.get("own") else {}
         found = {"": {"method": model.get("method")}, "limits": self.about.get("limits", {})}
-        found["model"] = model.get("params", {}) | model.get("row", {}) | ({"own": own} if own else {})
+        found["model"] = model.get("params", {}) | model.get("row", {}) | own
         found |= {"train": identity["train"], "data": identity["data"]}
         return [settings(values, name) for name, values in found.items() if values]
 
@@ -205,9 +206,6 @@ class Portrait:
         """The versions it was made with."""
         versions = read_json(self.folder / "environment.json")
         return [settings(versions) if versions else say("The versions were not recorded.")]
-
-
-# ----------------------------------------------------------------------------------------------- sentences and tables
 
 
 def say(text: str) -> HTML:
@@ -224,70 +222,49 @@ def settings(values: Mapping[str, Any], title: str = "") -> HTML:
 
 def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{before}{name}.")
-        else:
-            yield f"{before}{name}", value
-
-
-# ----------------------------------------------------------------------------------------------------------- pictures
+        nested = isinstance(value, Mapping) and value
+        yield from _flat(value, f"{before}{name}.") if nested else [(f"{before}{name}", value)]
 
 
 @torch.no_grad()
 def item_map(model: TwoTower, dataset: Dataset, of: People) -> go.Figure:
     """Items and heads on a map: those of all users if they share them, else those of one user with the history."""
     at, popular = of.some[0], np.argsort(-dataset.items["n_users"].to_numpy(), kind="stable")
-    chosen = np.sort(popular[:ON_THE_MAP])
-    mine = _row(of.encoded, at)
+    chosen, mine, titles = np.sort(popular[:ON_THE_MAP]), _rows(of, [at]), dataset.titles
     vectors = model.items()[torch.as_tensor(chosen)].cpu().numpy()
     u = mine.heads[0, of.shown].cpu().numpy()
-    cosine = vectors @ u.T  # (n, c)
-    best, weight, title = cosine, None, None
-    names = of.names if of.shared else of.names_of(at)
+    best = cosine = vectors @ u.T  # (n, c)
+    weight, names = None, of.names if of.shared else of.names_of(at)
     if model.kernel:
-        kappa, log_pi = (x[0, of.shown].cpu().numpy() for x in (mine.kappa, mine.log_pi))
-        log_sigma = model.kernel.log_density(torch.from_numpy(cosine), torch.from_numpy(kappa), model.d).numpy()
+        kappa = mine.kappa[0, of.shown].cpu()
+        log_sigma = model.kernel.log_density(torch.from_numpy(cosine), kappa, model.d).numpy()
         weight = of.pi[:, of.shown].mean(0) if of.shared else of.pi[at, of.shown]
-        best = (np.log(weight + 1e-30) if of.shared else log_pi) + log_sigma
+        best = np.log(weight + 1e-30) + log_sigma
         n = int(weight.argmax())
-        first = f"the largest, {tag(of.shown[n], names[n])}, has {weight[n]:.0%} of π"
-        title = None if of.shared else f"Where the heads of user {of.users[at]} stand; {first}"
+        title = f"Where the heads of user {of.users[at]} stand; "
+        title += f"the largest, {tag(of.shown[n], names[n])}, has {weight[n]:.0%} of π"
+    elif len(u) > 1:
+        title = f"Where the {len(u)} heads of user {of.users[at]} stand, each item with the closest"
     else:
-        title = f"Where the {len(u)} heads of user {of.users[at]} stand, each item with the closest" * (len(u) > 1)
-        title = title or f"Where the vector of user {of.users[at]} stands among the items"
+        title = f"Where the vector of user {of.users[at]} stands among the items"
     xy, head_xy = layout(vectors, u)
     top = np.argsort(-cosine, axis=0, kind="stable")[:5].T
     history = [] if of.shared else np.flatnonzero(np.isin(chosen, dataset.sequence(int(of.users[at]))[:-N_TEST]))
-    titles = dataset.titles
-    hover = [label(titles[i]) for i in chosen]
     words = regions(xy, of.genres.first[chosen], of.genres.names, WORDS)
     return plots.map_of_items(
-        xy, best.argmax(1), hover, head_xy, names, weight, top.tolist(), words, history, title, of.shown
+        xy, best.argmax(1), [label(titles[i]) for i in chosen], head_xy, names, weight, top.tolist(), words, history,
+        None if of.shared else title, of.shown,
     )  # fmt: skip
 
 
 def _tightness(model: TwoTower, dataset: Dataset, of: People) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """κ, mean cosine and number of the shown heads that explain at least five items of a history, of some users."""
     some = np.arange(len(of.users))[:: max(1, len(of.users) // 150)]
-    encoded = Encoded(*(x[some] for x in of.encoded))
-    past = dataset.history(of.users[some], "test", model.n_hist)
+    encoded, past = _rows(of, some), dataset.history(of.users[some], "test", model.n_hist)
     tight = diagnostics.explained(model, encoded, past).tightness()[:, of.shown]
-    kappa = encoded.kappa.cpu().numpy()[:, of.shown]
     who, head = np.nonzero(np.isfinite(tight))
-    return kappa[who, head], tight[who, head], head
+    return encoded.kappa.cpu().numpy()[:, of.shown][who, head], tight[who, head], head
 
 
-def _row(encoded: Encoded, at: int) -> Encoded:
-    return Encoded(*(x[at : at + 1] for x in encoded))
-
-
-def _whose(of: People) -> str:
-    """Whose heads these are, in words."""
-    whose = "All users share these heads."
-    if not of.shared:
-        whose = "Every user has heads of their own: over users a head is a slot, and its name says what it mostly is."
-    if of.left:
-        held = of.pi[:, of.shown].sum(1).mean()
-        shown = f"the {len(of.shown)} with the largest mean π are shown"
-        whose += f" Of {of.pi.shape[1]} heads {shown}; they have {held:.0%} of it."
-    return whose
+def _rows(of: People, rows: Any) -> Encoded:
+    return Encoded(*(x[rows] for x in of.encoded))

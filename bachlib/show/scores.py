@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from bachlib.data import Dataset
 from bachlib.evaluate import Evaluation, evaluate, tables
 from bachlib.evaluate.paper import MAIN
 from bachlib.evaluate.statistics import draws, interval
-from bachlib.files import canonical_json, differences
+from bachlib.files import canonical_json
 from bachlib.show import plots
 from bachlib.show.plots.style import label
 from bachlib.train import Run
@@ -32,7 +32,10 @@ def numbers(own: Evaluation, folder: Path, n_items: int) -> tuple[str, tables.Ta
     if others:
         several = "runs lie" if len(others) > 1 else "run lies"
         lead += f" {len(others)} other evaluated {several} beside this one and can be compared with it."
-        table = tables.table([own, *others], baseline_of(own, others))
+        rows = tables.grouped([own, *others])
+        baselines = [name for name, group in rows.items() if group[0].label == BASELINE]
+        baselines += [name for name, group in rows.items() if any(e is own for e in group)]
+        table = tables.table([own, *others], baselines[0])
     else:
         lead += " Single seed: the intervals, bootstrapped over users, do not include variation between trainings."
         table = means(own)
@@ -56,34 +59,19 @@ def evaluation_of(run: Run, dataset: Dataset) -> Evaluation:
 
 def comparable(own: Evaluation, folder: Path) -> list[Evaluation]:
     """Evaluated runs beside this one that were measured in the same way, each training once."""
-    found, known = [], {_training(own)}
+    found = {_training(own): own}
     for path in sorted(folder.resolve().parent.glob("*/evaluation-test.json")):
-        if path.parent == folder.resolve():
-            continue
-        try:
+        with suppress(BachError, KeyError, OSError, ValueError):  # measured otherwise, or damaged: not ours to mend
             other = Evaluation.load(path.parent)
-        except (BachError, OSError, ValueError):  # somebody else's run is not ours to mend
-            continue
-        mine, theirs = (
-            {key: value for key, value in e.protocol.items() if key != "data"} for e in (own, other)
-        )  # the same data may lie in another folder
-        if _training(other) not in known and not differences(mine, theirs, "", "") and {*MAIN} <= {*other.per_user}:
-            known.add(_training(other))
-            found.append(other)
-    return found
+            tables.check_comparable([own, other])
+            if path.parent != folder.resolve() and {*MAIN} <= {*other.per_user}:
+                found.setdefault(_training(other), other)
+    return list(found.values())[1:]
 
 
 def _training(e: Evaluation) -> str:
     """What makes an evaluation one of another training: method, all parameters with seeds, which weights."""
-    keys = ("method", "seed", "model", "train", "status", "weights")
-    return canonical_json({key: e.about.get(key) for key in keys})
-
-
-def baseline_of(own: Evaluation, others: Sequence[Evaluation]) -> str:
-    """The row all others are compared with: all-multihead if it is there, else this run's own."""
-    rows = tables.grouped([own, *others])
-    hard = [name for name, group in rows.items() if group[0].label == BASELINE]
-    return hard[0] if hard else next(name for name, group in rows.items() if any(e is own for e in group))
+    return canonical_json([e.about.get(key) for key in ("method", "seed", "model", "train", "status", "weights")])
 
 
 def means(own: Evaluation) -> pd.DataFrame:

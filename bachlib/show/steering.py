@@ -25,7 +25,7 @@ from jaxtyping import Float, Int
 from bachlib import BachError
 from bachlib.data import Dataset
 from bachlib.params import N_TEST
-from bachlib.serve.catalogue import lists_of
+from bachlib.serve.catalogue import known_ids
 from bachlib.serve.density import Query, log_sum_exp
 from bachlib.serve.retriever import Retriever
 from bachlib.show.people import People, clustered, people
@@ -41,11 +41,11 @@ LAST = 8  # items of the history that are listed
 FLOATS = 1e-9  # two float64 log densities of the same item differ by less, whatever the order of the arithmetic
 
 
-class Sliders:
+class Sliders(NamedTuple):
     """What a notebook shows: a table of one slate, which the page of `bach report` makes steerable."""
 
-    def __init__(self, data: dict[str, Any], table: str):
-        self.data, self.table = data, table
+    data: dict[str, Any]
+    table: str
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         return {MIME: packed(self.data), "text/html": self.table, "text/plain": repr(self)}
@@ -88,30 +88,37 @@ def _table(one: dict[str, Any], slate: Reranked, titles: Sequence[str]) -> str:
 
 def _user(retriever: Retriever, dataset: Dataset, of: People, at: int) -> tuple[dict[str, Any], Shortlist]:
     """What the sliders of one user work on; `page.js` reads it."""
-    u = int(of.users[at])
+    u, rest = int(of.users[at]), bool(of.left)
     earlier, later = np.split(np.asarray(dataset.sequence(u), np.int64), [-N_TEST])
     found = _compact(shortlist(retriever, earlier, dataset.n_items, apart=of.shown, user=u))
-    near, cosine = _nearest(retriever, found, earlier)
-    first = np.argsort(-found.pi[: len(of.shown)])[:2]
-    names = [tag(int(r), name, 60) for r, name in zip(of.shown, of.names_of(at), strict=True)]
+    vectors, known = retriever.catalogue.vectors, np.unique(earlier)
+    cosine = vectors[found.items] @ vectors[known].T
+    near = np.argsort(-cosine, axis=1, kind="stable")[:, :NEAR]
+    names = [unescape(tag(int(r), name, 60)) for r, name in zip(of.shown, of.names_of(at), strict=True)]
+    first = np.argsort(-found.pi[: len(names)])[:2]
     told = {
-        "name": f"user {u}: " + ", ".join(f"{found.pi[n]:.0%} {unescape(names[n])}" for n in first),
-        "names": [unescape(name) for name in names] + [f"the other {of.left} heads"] * bool(of.left),
-        "colours": [colour(int(r)) for r in of.shown] + [GREY] * bool(of.left),
-        "pi": [float(x) for x in found.pi],
+        "name": f"user {u}: " + ", ".join(f"{found.pi[n]:.0%} {names[n]}" for n in first),
+        "names": names + [f"the other {of.left} heads"] * rest,
+        "colours": [colour(int(r)) for r in of.shown] + [GREY] * rest,
+        "pi": found.pi.tolist(),
         "kappa": _numbers(found.kappa, 2),
-        "floor": [_numbers(row, DECIMALS) for row in found.log_floor],
+        "floor": _numbers(found.log_floor, DECIMALS),
         "margin": found.margin,
         "servable": found.servable,
         "items": found.items.tolist(),
-        "sigma": [_numbers(row, DECIMALS) for row in found.log_sigma],
-        "cosine": [_numbers(row, 3) for row in found.cosine],
-        "near": near,
-        "nearCosine": cosine,
+        "sigma": _numbers(found.log_sigma, DECIMALS),
+        "cosine": _numbers(found.cosine, 3),
+        "near": known[near].tolist(),
+        "nearCosine": _numbers(np.take_along_axis(cosine, near, 1), 2),
         "history": earlier[-LAST:][::-1].tolist(),
         "later": later.tolist(),
     }
     return told, found
+
+
+def _numbers(values: np.ndarray, decimals: int) -> list:
+    """For JSON: rounded, None where there is no number."""
+    return np.where(np.isfinite(values), np.round(values.astype(float), decimals), None).tolist()
 
 
 def _compact(full: Shortlist) -> Shortlist:
@@ -134,20 +141,6 @@ def _compact(full: Shortlist) -> Shortlist:
         floors += [full.log_sigma[part[group == g]].max(0) for g in np.unique(group)]
     found = full._replace(items=full.items[kept], log_sigma=full.log_sigma[kept], cosine=full.cosine[kept])
     return found._replace(log_floor=np.stack(floors) if floors else full.log_floor[None]).rounded(DECIMALS)
-
-
-def _nearest(retriever: Retriever, of: Shortlist, history: np.ndarray) -> tuple[list[list[int]], list[list[float]]]:
-    """For each item of the shortlist the items of the history that are closest to it."""
-    vectors, history = retriever.catalogue.vectors, np.unique(history)
-    cosine = vectors[of.items] @ vectors[history].T
-    order = np.argsort(-cosine, axis=1, kind="stable")[:, :NEAR]
-    close = np.take_along_axis(cosine, order, 1)
-    return history[order].tolist(), [_numbers(row, 2) for row in close]
-
-
-def _numbers(values: np.ndarray, decimals: int) -> list[float | None]:
-    """For JSON: rounded, None where there is no number."""
-    return [round(float(x), decimals) if np.isfinite(x) else None for x in values]
 
 
 # ------------------------------------------------------------------------------------------------------ shortlists
@@ -196,31 +189,29 @@ def shortlist(
     model, catalogue = retriever.model, retriever.catalogue
     if model.kernel is None:
         raise BachError(f"{model.config.get('method', 'this model')} weighs no heads: there is no π to steer")
-    if not isinstance(M, int | np.integer) or M < 1:
-        raise BachError(f"M should be a whole number ≥ 1; got {M!r}")
-    histories = lists_of("history", history, len(catalogue.vectors))
-    if len(histories) != 1:
-        raise BachError(f"a shortlist is for one history; got {len(histories)}")
-    query, pi = retriever.users.query(catalogue, histories, user=user)
-    voices = _voices(pi[0], apart)
+    history = known_ids("history", history, len(catalogue.vectors), pads=True)
+    query, (pi,) = retriever.users.query(catalogue, [history], user=user)
+    apart = np.arange(len(pi)) if apart is None else np.asarray(apart)
+    voices, rest = np.eye(len(pi))[apart], np.maximum(pi, 1e-300)
+    rest[apart] = 0
+    if rest.any():
+        voices = np.vstack([voices, rest / rest.sum()])
     cosine = catalogue.items.astype(np.float64) @ query.heads[0].astype(np.float64).T  # (n, k)
     log_c = model.kernel.log_normalizer(torch.from_numpy(query.kappa), model.d).numpy()
-    log_sigma = _spoken(Query(query.heads, log_c, query.kappa, query.rule).terms_at(cosine), voices)
-    served = np.setdiff1d(np.arange(len(catalogue.numbers)), catalogue.places(np.unique(histories[0])))
-    ranked = np.sort(-log_sigma[served], axis=0)
-    depth = min(M, len(served))
-    places = served[(log_sigma[served] >= -ranked[depth - 1]).any(1)]
-    everything = len(places) == len(served)
-    one = (voices > 0).sum(1) == 1
-    head = voices.argmax(1)
+    terms = Query(query.heads, log_c, query.kappa, query.rule).terms_at(cosine)
+    log_sigma = np.stack([log_sum_exp(terms[:, row > 0] + np.log(row[row > 0])) for row in voices], 1)  # (n, c)
+    served = np.setdiff1d(np.arange(len(catalogue.numbers)), catalogue.places(np.unique(history)))
+    floor = -np.sort(-log_sigma[served], axis=0)[min(M, len(served)) - 1]
+    places = served[(log_sigma[served] >= floor).any(1)]
+    one, head = (voices > 0).sum(1) == 1, voices.argmax(1)
     return Shortlist(
         catalogue.numbers[places], log_sigma[places], np.where(one, cosine[np.ix_(places, head)], np.nan),
-        np.full(len(voices), -np.inf) if everything else -ranked[depth - 1],
-        (voices > 0) @ pi[0], np.where(one, query.kappa[0, head], np.nan), voices, len(served),
+        np.where(len(places) < len(served), floor, -np.inf),
+        (voices > 0) @ pi, np.where(one, query.kappa[0, head], np.nan), voices, len(served),
     )  # fmt: skip
 
 
-def rerank(of: Shortlist, pi: Float[np.ndarray, " c"], K: int = 15) -> Reranked:
+def rerank(of: Shortlist, pi: Float[np.ndarray, " c"], K: int = K) -> Reranked:
     """The K best of a shortlist for any weights of its voices, and whether they are the best of the catalogue.
 
     The page of a report does the same in the reader's browser (`page.js`); this is what it is tested against.
@@ -228,8 +219,6 @@ def rerank(of: Shortlist, pi: Float[np.ndarray, " c"], K: int = 15) -> Reranked:
     pi = np.asarray(pi, float)
     if pi.shape != of.pi.shape or not (np.isfinite(pi) & (pi >= 0)).all() or not pi.sum() > 0:
         raise BachError(f"pi should be {len(of.pi)} numbers ≥ 0, not all of them 0; got {pi.tolist()}")
-    if not 1 <= K <= len(of.items):
-        raise BachError(f"K={K}: should be between 1 and {len(of.items)}, the items of this shortlist")
     with np.errstate(divide="ignore"):
         log_pi = np.log(pi / pi.sum())
     terms = log_pi + of.log_sigma
@@ -241,23 +230,3 @@ def rerank(of: Shortlist, pi: Float[np.ndarray, " c"], K: int = 15) -> Reranked:
     share = np.exp(terms[best] - scores[best, None])
     enough, apart = bool(scores[best[-1]] - bound > room), bool((gaps > room).all())
     return Reranked(of.items[best], scores[best], share, enough, apart)
-
-
-def _voices(pi: Float[np.ndarray, " k"], apart: Sequence[int] | None) -> Float[np.ndarray, "c k"]:
-    heads = np.arange(len(pi)) if apart is None else np.asarray(apart, int)
-    if len(set(heads.tolist())) < len(heads) or not ((heads >= 0) & (heads < len(pi))).all() or not len(heads):
-        raise BachError(f"apart should be some of the heads 0 … {len(pi) - 1}, none twice; got {apart!r}")
-    others = np.setdiff1d(np.arange(len(pi)), heads)
-    voices = np.eye(len(pi))[heads]
-    if not len(others):
-        return voices
-    rest = np.zeros(len(pi))
-    rest[others] = np.maximum(pi[others], 1e-300)
-    return np.vstack([voices, rest / rest.sum()])
-
-
-def _spoken(log_sigma: Float[np.ndarray, "n k"], voices: Float[np.ndarray, "c k"]) -> Float[np.ndarray, "n c"]:
-    """log density of each voice."""
-    with np.errstate(divide="ignore"):
-        said = [log_sum_exp(log_sigma[:, row > 0] + np.log(row[row > 0])) for row in voices]
-    return np.stack(said, 1)
