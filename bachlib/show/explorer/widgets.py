@@ -16,7 +16,7 @@ import traitlets
 from bachlib.model.sphere import KERNELS
 from bachlib.show.explorer.session import Heads, Session, Why
 from bachlib.show.plots.sphere import mixture_on_sphere
-from bachlib.show.plots.style import themed, themed_colour
+from bachlib.show.plots.style import colour, themed
 
 TIGHT = "line-height: 1.25"  # JupyterLab's own leaves much room
 FIXED = {"overflow": "hidden", "flex": "0 0 auto"}  # a box that neither scrolls nor shrinks
@@ -100,7 +100,7 @@ class Row(NamedTuple):
         self.share.value = f'<div style="text-align: right">{percent}%</div>'
 
     def paint(self, r: int, heads: Heads, percent: int, on_dark: bool) -> None:
-        self.slider.style.handle_color = themed_colour(r, on_dark)
+        self.slider.style.handle_color = themed(colour(r), on_dark)
         self.say(percent)
         name = escape(heads.names[r])
         cut = "font-size: 12px; width: 146px; white-space: nowrap; overflow: hidden; text-overflow: ellipsis"
@@ -137,7 +137,7 @@ def why_html(session: Session, why: Why, on_dark: bool) -> str:
 
 
 def _dot(r: int, on_dark: bool) -> str:
-    return f'<span style="color:{themed_colour(r, on_dark)}">⬤</span>'
+    return f'<span style="color:{themed(colour(r), on_dark)}">⬤</span>'
 
 
 def sphere_explorer(heads: torch.Tensor, seed: int = 0) -> w.Widget:
