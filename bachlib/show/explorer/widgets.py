@@ -114,8 +114,7 @@ def percentages(share: np.ndarray) -> list[int]:
     """Shares that sum to one as whole per cent that sum to 100: the largest remainders are rounded up."""
     exact = 100 * np.clip(share, 0, 1)  # a sum of floats may be a little more than one
     whole = np.floor(exact + 1e-9).astype(int)
-    up = np.argsort(whole - exact, kind="stable")[: 100 - whole.sum()]
-    whole[up] += 1
+    whole[np.argsort(whole - exact, kind="stable")[: 100 - whole.sum()]] += 1
     return whole.tolist()
 
 

@@ -100,7 +100,7 @@ def mixture_on_sphere(
     looks at the positive only.
     """
     figure, grid = go.Figure(), ball_grid(60)
-    points = torch.nn.functional.normalize(torch.tensor(grid.reshape(3, -1).T), dim=-1)
+    points = torch.nn.functional.normalize(torch.tensor(np.moveaxis(grid, 0, -1).reshape(-1, 3)), dim=-1)
     log_pi, kappa = torch.tensor([pi], dtype=torch.float64).log(), torch.tensor([kappas], dtype=torch.float64)
     density = mixture.log_density(heads[None].double(), points, log_pi, kappa, kernel).exp()
     figure.add_surface(
@@ -127,10 +127,8 @@ def mixture_on_sphere(
         marker = {"size": 9, "symbol": "diamond", "color": COLOURS[5], "line": {"color": INK, "width": 1}}
         figure.add_scatter3d(x=[x], y=[y], z=[z], mode="markers", marker=marker, name="positive")
         log_sigma = kernel.log_density((heads @ positive).double()[None], kappa, 3)
-        gamma = mixture.responsibilities(log_pi, log_sigma)[0].exp()
-        title = (
-            f"γ = ({', '.join(f'{g:.2f}' for g in gamma)}) shares out the positive; it does not look at the negatives"
-        )
+        gamma = ", ".join(f"{g:.2f}" for g in mixture.responsibilities(log_pi, log_sigma)[0].exp())
+        title = f"γ = ({gamma}) shares out the positive; it does not look at the negatives"
     eye = {"x": 1.0, "y": 0.9, "z": 0.75}
     return figure.update_layout(scene=SCENE, scene_camera_eye=eye, height=560, margin=MARGIN, title=title)
 

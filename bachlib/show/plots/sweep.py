@@ -56,12 +56,10 @@ def _highest(rows: pd.DataFrame, axis: str, metric: str, baseline: str | None) -
     else:
         counts = ", ".join(f"{m} at {n}" for m, n in first.value_counts(sort=False).items())
         who = f"{counts} of {len(first)} values of {axis}"
-    text, gains = (
-        label(f"{metric} is highest for {who}", 100),
-        rows[(rows["method"] != baseline) & rows["gain"].notna()],
-    )
-    significant = f"<br>{int(gains['sure'].sum())} of {len(gains)} gains over {label(baseline)} are significant"
-    return text + significant if len(gains) else text
+    text, gains = label(f"{metric} is highest for {who}", 100), rows[rows["method"] != baseline].dropna(subset="gain")
+    if len(gains):
+        text += f"<br>{int(gains['sure'].sum())} of {len(gains)} gains over {label(baseline)} are significant"
+    return text
 
 
 def kappa_bounds(bounds: pd.DataFrame) -> go.Figure:
