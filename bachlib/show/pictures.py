@@ -118,10 +118,9 @@ def summary(figure: dict[str, Any]) -> dict[str, Any]:
     layout = figure["layout"]
     axes = {name: _title(axis) for name, axis in layout.items() if re.fullmatch(r"[xyz]axis\d*", name)}
     return {
-        "title": _title(layout),
-        "axes": {name: title for name, title in axes.items() if title},
+        "title": _title(layout), "axes": {name: title for name, title in axes.items() if title},
         "traces": [[trace["type"], trace.get("mode", ""), _words(trace.get("name", ""))] for trace in figure["data"]],
-    }
+    }  # fmt: skip
 
 
 def _title(part: dict[str, Any]) -> str:

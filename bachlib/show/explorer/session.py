@@ -175,9 +175,8 @@ class Session:
         near = np.unique(self.history)
         likeness = vectors[near] @ vectors[item]
         first = np.argsort(-likeness)[:3]
-        return Why(
-            item, score, pd.DataFrame(table), list(zip(near[first].tolist(), likeness[first].tolist(), strict=True))
-        )
+        like = list(zip(near[first].tolist(), likeness[first].tolist(), strict=True))
+        return Why(item, score, pd.DataFrame(table), like)
 
 
 class Why(NamedTuple):

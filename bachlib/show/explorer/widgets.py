@@ -82,9 +82,8 @@ class Row(NamedTuple):
 
     @classmethod
     def make(cls, changed: Callable[[dict], None]) -> Row:
-        about = w.HTML(layout={"width": "150px", "margin": "0"})
+        about, share = (w.HTML(layout={"width": width, "margin": "0"}) for width in ("150px", "36px"))
         slider = w.FloatSlider(min=0, max=1, step=0.001, readout=False, layout={"width": "138px", "margin": "0"})
-        share = w.HTML(layout={"width": "36px", "margin": "0"})
         forbid = w.Checkbox(False, description="forbid", indent=False, layout={"width": "64px", "margin": "0 0 0 4px"})
         for control in (slider, forbid):
             control.observe(changed, names="value")
