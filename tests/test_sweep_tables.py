@@ -182,7 +182,7 @@ def test_figures_of_a_sweep_say_what_is_in_them():
     axes = lines.data[0].dimensions
     assert [axis.label for axis in axes] == ["method", "k", "seed", "AUPRC"], "no key with one value, no gaps"
     assert list(axes[1].ticktext) == ["1", "4", "8"] and list(np.round(axes[1].values)) == [1, 2, 2, 0]
-    assert lines.layout.title.text.startswith("AUPRC moves most with k, least with seed<br>from 0.1 (4) to 0.6 (1) on")
+    assert lines.layout.title.text.startswith("AUPRC depends most on k, least on seed<br>from 0.1 (4) to 0.6 (1) on")
 
 
 # --------------------------------------------------------------------------------------------- a sweep in its folders

@@ -80,11 +80,10 @@ def _umap(items: np.ndarray, heads: np.ndarray, seed: int) -> tuple[np.ndarray, 
     settings = SETTINGS | {"n_neighbors": min(SETTINGS["n_neighbors"], len(items) - 1)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a seed means one thread, that nothing can be put onto the map later
-        fitted = umap.UMAP(
-            **settings, random_state=seed, precomputed_knn=(*_neighbours(items, heads, settings["n_neighbors"]), None)
-        ).fit(np.concatenate([items, heads]))
+        near = (*_neighbours(items, heads, settings["n_neighbors"]), None)
+        fitted = umap.UMAP(**settings, random_state=seed, precomputed_knn=near).fit(np.concatenate([items, heads]))
     torch.set_num_threads(threads)
-    return fitted.embedding_[: len(items)], fitted.embedding_[len(items) :]
+    return tuple(np.split(fitted.embedding_, [len(items)]))
 
 
 def _neighbours(items: np.ndarray, heads: np.ndarray, m: int) -> tuple[np.ndarray, np.ndarray]:

@@ -10,7 +10,7 @@ import asyncio
 import base64
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,10 @@ def draw(figures: Sequence[dict[str, Any]], scale: float = 1.0) -> list[bytes]:
         import kaleido
 
         async with kaleido.Kaleido(mathjax=False) as browser:  # MathJax would come from the network
-            return [await browser.calc_fig(_data_and_layout(figure), _options(figure, scale)) for figure in figures]
+            return [
+                await browser.calc_fig({key: figure[key] for key in ("data", "layout")}, _options(figure, scale))
+                for figure in figures
+            ]
 
     try:
         with ThreadPoolExecutor(1) as thread:  # a notebook already has an event loop in this one
@@ -40,14 +43,9 @@ def draw(figures: Sequence[dict[str, Any]], scale: float = 1.0) -> list[bytes]:
         raise BachError(f"the figures cannot be drawn: {error}. It takes kaleido and Chrome (bach doctor)") from None
 
 
-def _data_and_layout(figure: dict[str, Any]) -> dict[str, Any]:
-    return {key: figure[key] for key in ("data", "layout")}
-
-
 def _options(figure: dict[str, Any], scale: float) -> dict[str, Any]:
-    layouts = figure["layout"], figure["layout"].get("template", {}).get("layout", {})
-    size = {key: next((of[key] for of in layouts if of.get(key)), None) for key in ("width", "height")}
-    return {"format": "png", "scale": scale} | {key: value for key, value in size.items() if value}
+    layout = figure["layout"].get("template", {}).get("layout", {}) | figure["layout"]
+    return {"format": "png", "scale": scale} | {key: layout[key] for key in ("width", "height") if layout.get(key)}
 
 
 def small(png: bytes) -> bytes:
@@ -61,15 +59,13 @@ def small(png: bytes) -> bytes:
     return made.getvalue()
 
 
-# ------------------------------------------------------------------------------------------------------------- twins
-
-
-def outputs(notebook: nbformat.NotebookNode) -> Iterator[dict[str, Any]]:
+def outputs(notebook: nbformat.NotebookNode) -> list[dict[str, Any]]:
     """The data of every output that holds a figure."""
-    for cell in notebook.cells:
-        for output in cell.get("outputs", []):
-            if PLOTLY in output.get("data", {}):
-                yield output["data"]
+    return [data for cell in notebook.cells for data in _figures(cell)]
+
+
+def _figures(cell: nbformat.NotebookNode) -> list[dict[str, Any]]:
+    return [output["data"] for output in cell.get("outputs", []) if PLOTLY in output.get("data", {})]
 
 
 def without_twin(notebook: nbformat.NotebookNode) -> list[dict[str, Any]]:
@@ -85,14 +81,10 @@ def add_twins(notebook: nbformat.NotebookNode, old: nbformat.NotebookNode | None
     for data in without_twin(notebook):
         if kept := [png for figure, png in known if figure == data[PLOTLY]]:
             data[PNG] = kept[0]
-    missing = without_twin(notebook)
-    if missing:
+    if missing := without_twin(notebook):
         for data, png in zip(missing, draw([data[PLOTLY] for data in missing]), strict=True):
             data[PNG] = base64.b64encode(small(png)).decode()
     return len(missing)
-
-
-# ------------------------------------------------------------------------------------------------ the README's pictures
 
 
 def pictures(folder: Path) -> dict[str, dict[str, Any]]:
@@ -100,12 +92,11 @@ def pictures(folder: Path) -> dict[str, dict[str, Any]]:
     found = {}
     for path in sorted(folder.glob("*.ipynb")):
         for cell in nbformat.read(path, as_version=4).cells:
-            for tag in cell.metadata.get("tags", []):
-                if tag.startswith(TAG):
-                    drawn = [o["data"][PLOTLY] for o in cell.get("outputs", []) if PLOTLY in o.get("data", {})]
-                    if len(drawn) != 1:
-                        raise BachError(f"{path.name}: a cell tagged {tag} should show one figure, not {len(drawn)}")
-                    found[tag.removeprefix(TAG)] = drawn[0]
+            for tag in (tag for tag in cell.metadata.get("tags", []) if tag.startswith(TAG)):
+                drawn = _figures(cell)
+                if len(drawn) != 1:
+                    raise BachError(f"{path.name}: a cell tagged {tag} should show one figure, not {len(drawn)}")
+                found[tag.removeprefix(TAG)] = drawn[0][PLOTLY]
     return found
 
 
@@ -127,10 +118,9 @@ def summary(figure: dict[str, Any]) -> dict[str, Any]:
     layout = figure["layout"]
     axes = {name: _title(axis) for name, axis in layout.items() if re.fullmatch(r"[xyz]axis\d*", name)}
     return {
-        "title": _title(layout),
-        "axes": {name: title for name, title in axes.items() if title},
+        "title": _title(layout), "axes": {name: title for name, title in axes.items() if title},
         "traces": [[trace["type"], trace.get("mode", ""), _words(trace.get("name", ""))] for trace in figure["data"]],
-    }
+    }  # fmt: skip
 
 
 def _title(part: dict[str, Any]) -> str:

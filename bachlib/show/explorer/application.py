@@ -42,13 +42,9 @@ class Explorer(w.VBox):
         self.figure.update_xaxes(title_font_size=12, tickfont_size=12)
         who = [self.method, self.search, self.no_user, self.users, self.typed, self.no_item, self.found]
         heads = [*(row.box for row in self.rows), self.others, self.back, self.status]
-        columns = [
-            w.VBox(children, layout=FIXED | {"width": width})
-            for children, width in (
-                ([*who, self.history, self.clear], "292px"), (heads, "392px"),
-                ([self.figure, self.asked, self.because], "400px"),
-            )
-        ]  # fmt: skip
+        slate = [self.figure, self.asked, self.because]
+        widths = {"292px": [*who, self.history, self.clear], "392px": heads, "400px": slate}
+        columns = [w.VBox(children, layout=FIXED | {"width": width}) for width, children in widths.items()]
         super().__init__([w.HBox(columns, layout=FIXED | {"grid_gap": "6px"}), self.theme])
         self._look_for_users()
         self._look_for_items()
@@ -63,37 +59,30 @@ class Explorer(w.VBox):
         dataset = data_of(folders[0], Path(data) if data else None)
         runs = [Run.load(folder, dataset) for folder in folders]
         names = [run.about["identity"]["model"]["method"] for run in runs]
-        twice = len(set(names)) < len(names)
-        return cls(
-            {run.folder.name if twice else name: run for name, run in zip(names, runs, strict=True)}, dataset, **how
-        )
+        if len(set(names)) < len(names):
+            names = [run.folder.name for run in runs]
+        return cls(dict(zip(names, runs, strict=True)), dataset, **how)
 
     def __repr__(self) -> str:
         told = f"{self.session.dataset.n_users:,} users, {self.session.dataset.n_items:,} items"
         return f"Explorer({', '.join(self.session.retrievers)}; {told})"
 
-    # ------------------------------------------------------------------------------------------------------- controls
-
     def _make_controls(self) -> None:
         wide = {"width": "286px"}
         self.theme = Theme()
-        self.method = w.ToggleButtons(options=list(self.session.retrievers), style={"button_width": "auto"})
-        self.method.layout = FIXED
+        methods, narrow = list(self.session.retrievers), {"button_width": "auto"}
+        self.method = w.ToggleButtons(options=methods, style=narrow, layout=FIXED)
         self.search = Search(placeholder="number, genre or title", description="find user", layout=wide)
         self.users = w.Select(rows=8, layout=wide)
         self.typed = Search(placeholder="title; Enter adds it", description="add item", layout=wide)
         self.found = w.Select(rows=5, layout=wide)
-        self.no_user, self.no_item = w.HTML(), w.HTML()
-        self.history = w.TagsInput(
-            allow_duplicates=False, layout=wide | {"max_height": "160px", "overflow": "auto"}, placeholder="history"
-        )
+        self.no_user, self.no_item, self.others, self.status, self.because = (w.HTML() for _ in range(5))
+        scrolls = wide | {"max_height": "160px", "overflow": "auto"}
+        self.history = w.TagsInput(allow_duplicates=False, layout=scrolls, placeholder="history")
         self.clear = w.Button(description="clear history", icon="trash")
         self.rows = [Row.make(lambda _change: self._still or self._steer()) for _ in range(self.most_heads)]
-        self.others = w.HTML()
         self.back = w.Button(description="back to π_u", icon="undo")
-        self.status = w.HTML()
         self.asked = w.Dropdown(description="why this?", layout={"width": "396px"}, style={"description_width": "64px"})
-        self.because = w.HTML()
         for control, do in (
             (self.method, self._choose), (self.search, self._look_for_users), (self.users, self._be),
             (self.typed, self._look_for_items), (self.found, self._add), (self.history, self._read),
@@ -127,7 +116,8 @@ class Explorer(w.VBox):
         user = self.users.value if user is None else user
         if user is not None:
             self.session.be(user)
-            self._forget(self.users)
+            with self._quiet():
+                self.users.value = None  # so that the same choice can be made again
             self._show_history()
 
     def _look_for_items(self) -> None:
@@ -140,7 +130,8 @@ class Explorer(w.VBox):
     def _add(self, item: int | None = None) -> None:
         item = self.found.value if item is None else item
         if item is not None:
-            self._forget(self.found)
+            with self._quiet():
+                self.found.value = None  # as above
             self._take([i for i in self.session.history.tolist() if i != item] + [item])
 
     def _add_typed(self) -> None:
@@ -149,11 +140,6 @@ class Explorer(w.VBox):
         if typed and (best := self.session.find_items(typed, 1)):
             self.typed.value = ""
             self._add(best[0])
-
-    def _forget(self, chosen: w.Select) -> None:
-        """So that the same choice can be made again."""
-        with self._quiet():
-            chosen.value = None
 
     def _take(self, history: list[int]) -> None:
         try:
@@ -187,8 +173,6 @@ class Explorer(w.VBox):
     def _choose(self) -> None:
         self.session.choose(self.method.value)
         self._show_heads()
-
-    # ------------------------------------------------------------------------------------------------ heads and slate
 
     def _show_heads(self) -> None:
         """New heads, or back to what the model says of the old ones."""
@@ -234,10 +218,8 @@ class Explorer(w.VBox):
             self.asked.value = chosen if chosen in items else items[0]
         self._why()
         self.answered_ms = 1000 * (perf_counter() - start)
-        moved = np.abs(pi - self.session.heads.pi).sum() / 2
-        hidden = len(pi) - len(self.shown)
-        kept = f"{hidden} other heads have {rest}% of π together"
-        self.others.value = f"<small>{kept}</small>" if hidden else ""
+        moved, hidden = np.abs(pi - self.session.heads.pi).sum() / 2, len(pi) - len(self.shown)
+        self.others.value = f"<small>{hidden} other heads have {rest}% of π together</small>" if hidden else ""
         proved = "proved: exactly the best of all items" if self.slate.certified[0] else "not proved"
         who = "a typed history" if self.session.user is None else f"user {self.session.user} · ★ liked later"
         self.status.value = (
@@ -257,12 +239,11 @@ class Explorer(w.VBox):
                 for old, new in zip(self.figure.data, drawn.data, strict=True):
                     kept = {key: new[key] for key in ("x", "y", "customdata", "text", "name", "hovertemplate")}
                     old.update(kept, marker_color=new.marker.color)
-            paper = drawn.layout.template.layout.paper_bgcolor
-            if self.figure.layout.template.layout.paper_bgcolor != paper:  # light ↔ dark; a template is slow to set
-                self.figure.layout.template = drawn.layout.template
-            self.figure.layout.title.text = drawn.layout.title.text
-            self.figure.layout.height = 84 + 22 * len(drawn.layout.yaxis.tickvals)
-            self.figure.layout.yaxis.update(tickvals=drawn.layout.yaxis.tickvals, ticktext=drawn.layout.yaxis.ticktext)
+            old, new = self.figure.layout, drawn.layout
+            if old.template.layout.paper_bgcolor != new.template.layout.paper_bgcolor:
+                old.template = new.template  # light ↔ dark; a template is slow to set
+            old.title.text, old.height = new.title.text, 84 + 22 * len(new.yaxis.tickvals)
+            old.yaxis.update(tickvals=new.yaxis.tickvals, ticktext=new.yaxis.ticktext)
 
     def _clicked(self, _trace, points, _state) -> None:
         if points.point_inds:
@@ -280,8 +261,6 @@ class Explorer(w.VBox):
         relative = np.exp(slate.scores[0] - slate.scores[0, 0])
         titles = [self.session.title(i) for i in items]
         return slate_by_head(slate.head_share[0][:, self.shown], relative, titles, names, self.shown, marks, longest=26)
-
-    # ------------------------------------------------------------------------------------------------------------ why
 
     def _why(self) -> None:
         self.because.value = why_html(self.session, self.session.why(self.asked.value, self.steered), self.theme.dark)

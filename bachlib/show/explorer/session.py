@@ -48,25 +48,20 @@ class Session:
         if not models:
             raise BachError("give at least one model: {'p-bach': run, …}")
         self.dataset, self.K = dataset, K
-        self.retrievers = {
-            name: model if isinstance(model, Retriever) else Retriever(model, "exact") for name, model in models.items()
-        }
-        for name, one in self.retrievers.items():
+        self.retrievers = {}
+        for name, model in models.items():
+            one = self.retrievers[name] = model if isinstance(model, Retriever) else Retriever(model, "exact")
             if one.rule == "max over heads":
                 raise BachError(f"{name} has no π to show or to move; give a BACH model")
-            if one.model.n_items != dataset.n_items:
-                raise BachError(
-                    f"{name} was trained on {one.model.n_items:,} items, the data set has {dataset.n_items:,}: "
-                    "give the data set of the training"
-                )
+            if (n := one.model.n_items) != dataset.n_items:
+                wrong = f"{name} was trained on {n:,} items, the data set has {dataset.n_items:,}"
+                raise BachError(f"{wrong}: give the data set of the training")
         self.genres = genres_of(dataset)
         self._searched = pd.Series(dataset.titles).str.lower()
         self._liked = dataset.matrix("train")
         self._count = np.asarray(self._liked.sum(0)).ravel()
         self.method = next(iter(self.retrievers))
         self.be(0)
-
-    # ------------------------------------------------------------------------------------------------ who is asked for
 
     @property
     def retriever(self) -> Retriever:
@@ -92,8 +87,7 @@ class Session:
             raise BachError(f"there is no item {wrong[0]}; items are 0 … {self.dataset.n_items - 1}")
         if isinstance(self.retriever.model.gate, PiTable):
             raise BachError(f"{self.method} has a π for each user of the data set, and none for a typed history")
-        self.user, self._heads = None, None
-        self.history = np.asarray(history, np.int64)
+        self.user, self._heads, self.history = None, None, np.asarray(history, np.int64)
         if not len(self.history):
             self.had, self.later = self.history, set()  # from nothing
 
@@ -136,11 +130,8 @@ class Session:
         return self.dataset.titles[item] if item < self.dataset.n_items else f"item {item}"  # one that came later
 
     def genres_of_item(self, item: int) -> list[str]:
-        if item >= len(self.genres.member):
-            return []
-        return [name for g, name in enumerate(self.genres.names) if self.genres.member[item, g]]
-
-    # ---------------------------------------------------------------------------------------------- what they are given
+        member = self.genres.member[item : item + 1]  # empty for an item that came later
+        return [self.genres.names[g] for g in np.flatnonzero(member)]
 
     @property
     def heads(self) -> Heads:
@@ -159,8 +150,7 @@ class Session:
     def steered(self, weights: Mapping[int, float]) -> Float[np.ndarray, " k"]:
         """π with other weights for some heads; the others keep theirs, and all are scaled to sum to one."""
         pi = self.heads.pi.copy()
-        for r, weight in weights.items():
-            pi[r] = weight
+        pi[list(weights)] = list(weights.values())
         return normalised(pi[None], "these weights")[0]
 
     def slate(self, pi: Float[np.ndarray, " k"] | None = None) -> Slate:
@@ -174,23 +164,19 @@ class Session:
 
     def why(self, item: int, pi: Float[np.ndarray, " k"] | None = None) -> Why:
         """Which head brings an item, and what of the history is like it."""
-        heads = self.heads
-        pi = heads.pi if pi is None else pi
-        vectors = self.retriever.catalogue.vectors
-        cosine = heads.vectors @ vectors[item]
-        model = self.retriever.model
+        heads, model, vectors = self.heads, self.retriever.model, self.retriever.catalogue.vectors
+        pi, cosine = heads.pi if pi is None else pi, heads.vectors @ vectors[item]
         t, kappa = (torch.from_numpy(x).double() for x in (cosine, heads.kappa))
         sigma = model.kernel.log_density(t, kappa, model.d).numpy()
         with np.errstate(divide="ignore"):
             terms = np.log(pi) + sigma
         score = float(np.logaddexp.reduce(terms))
-        table = pd.DataFrame(
-            {"head": heads.names, "π": pi, "κ": heads.kappa, "cosine": cosine, "share": np.exp(terms - score)}
-        )
+        table = {"head": heads.names, "π": pi, "κ": heads.kappa, "cosine": cosine, "share": np.exp(terms - score)}
         near = np.unique(self.history)
-        likeness = vectors[near] @ vectors[item] if len(near) else np.empty(0)
+        likeness = vectors[near] @ vectors[item]
         first = np.argsort(-likeness)[:3]
-        return Why(item, score, table, [(int(near[n]), float(likeness[n])) for n in first])
+        like = list(zip(near[first].tolist(), likeness[first].tolist(), strict=True))
+        return Why(item, score, pd.DataFrame(table), like)
 
 
 class Why(NamedTuple):

@@ -16,7 +16,7 @@ import traitlets
 from bachlib.model.sphere import KERNELS
 from bachlib.show.explorer.session import Heads, Session, Why
 from bachlib.show.plots.sphere import mixture_on_sphere
-from bachlib.show.plots.style import themed, themed_colour
+from bachlib.show.plots.style import colour, themed
 
 TIGHT = "line-height: 1.25"  # JupyterLab's own leaves much room
 FIXED = {"overflow": "hidden", "flex": "0 0 auto"}  # a box that neither scrolls nor shrinks
@@ -82,9 +82,8 @@ class Row(NamedTuple):
 
     @classmethod
     def make(cls, changed: Callable[[dict], None]) -> Row:
-        about = w.HTML(layout={"width": "150px", "margin": "0"})
+        about, share = (w.HTML(layout={"width": width, "margin": "0"}) for width in ("150px", "36px"))
         slider = w.FloatSlider(min=0, max=1, step=0.001, readout=False, layout={"width": "138px", "margin": "0"})
-        share = w.HTML(layout={"width": "36px", "margin": "0"})
         forbid = w.Checkbox(False, description="forbid", indent=False, layout={"width": "64px", "margin": "0 0 0 4px"})
         for control in (slider, forbid):
             control.observe(changed, names="value")
@@ -100,7 +99,7 @@ class Row(NamedTuple):
         self.share.value = f'<div style="text-align: right">{percent}%</div>'
 
     def paint(self, r: int, heads: Heads, percent: int, on_dark: bool) -> None:
-        self.slider.style.handle_color = themed_colour(r, on_dark)
+        self.slider.style.handle_color = themed(colour(r), on_dark)
         self.say(percent)
         name = escape(heads.names[r])
         cut = "font-size: 12px; width: 146px; white-space: nowrap; overflow: hidden; text-overflow: ellipsis"
@@ -114,8 +113,7 @@ def percentages(share: np.ndarray) -> list[int]:
     """Shares that sum to one as whole per cent that sum to 100: the largest remainders are rounded up."""
     exact = 100 * np.clip(share, 0, 1)  # a sum of floats may be a little more than one
     whole = np.floor(exact + 1e-9).astype(int)
-    up = np.argsort(whole - exact, kind="stable")[: 100 - whole.sum()]
-    whole[up] += 1
+    whole[np.argsort(whole - exact, kind="stable")[: 100 - whole.sum()]] += 1
     return whole.tolist()
 
 
@@ -137,7 +135,7 @@ def why_html(session: Session, why: Why, on_dark: bool) -> str:
 
 
 def _dot(r: int, on_dark: bool) -> str:
-    return f'<span style="color:{themed_colour(r, on_dark)}">⬤</span>'
+    return f'<span style="color:{themed(colour(r), on_dark)}">⬤</span>'
 
 
 def sphere_explorer(heads: torch.Tensor, seed: int = 0) -> w.Widget:

@@ -13,46 +13,42 @@ from bachlib.show.plots.style import COLOURS, INK, colour, label
 
 def funnel(steps: list[dict[str, Any]]) -> go.Figure:
     """What each step of the pipeline left of the log: `dataset.meta["steps"]`."""
-    names = [step["step"] for step in steps]
     rows = np.array([step["rows"] for step in steps])
-    text = [f"{s['rows']:,} rows · {s['users']:,} users · {s['items']:,} items" for s in steps]
-    inside = rows > 0.5 * rows[0]
-    figure = go.Figure(
-        go.Bar(
-            y=names, x=rows, orientation="h", text=text, marker_color=COLOURS[0],
-            hovertemplate="%{y}: %{text}<extra></extra>",
-            textposition=["inside" if i else "outside" for i in inside], insidetextanchor="end",
-        )
+    figure = go.Figure().add_bar(
+        y=[step["step"] for step in steps], x=rows, orientation="h", marker_color=COLOURS[0],
+        text=[f"{s['rows']:,} rows · {s['users']:,} users · {s['items']:,} items" for s in steps],
+        textposition=["inside" if row > 0.5 * rows[0] else "outside" for row in rows], insidetextanchor="end",
+        hovertemplate="%{y}: %{text}<extra></extra>",
     )  # fmt: skip
-    figure.update_yaxes(autorange="reversed").update_xaxes(title="rows (events) left", range=[0, rows[0] * 1.02])
-    title = f"Of {rows[0]:,} events {rows[-1]:,} ({rows[-1] / rows[0]:.0%}) reach the model"
-    return figure.update_layout(title=title, height=110 + 42 * len(steps))
+    return figure.update_layout(
+        title=f"Of {rows[0]:,} events {rows[-1]:,} ({rows[-1] / rows[0]:.0%}) reach the model",
+        xaxis={"title": "rows (events) left", "range": [0, rows[0] * 1.02]}, yaxis_autorange="reversed",
+        height=110 + 42 * len(steps),
+    )  # fmt: skip
 
 
 def long_tail(n_users: np.ndarray) -> go.Figure:
     """Popularity of items by rank, both axes logarithmic, with the share of the most popular tenth."""
     counts = np.sort(np.asarray(n_users))[::-1]
     head = max(1, len(counts) // 10)
-    share = counts[:head].sum() / counts.sum()
     rank = np.unique(np.geomspace(1, len(counts), 400).astype(int))
     figure = go.Figure(go.Scatter(x=rank, y=counts[rank - 1], mode="lines", line_color=COLOURS[0], line_width=3))
     figure.add_vrect(x0=1, x1=head, fillcolor=COLOURS[1], opacity=0.15, line_width=0)
     figure.add_annotation(x=np.log10(head) / 2, y=0.06, yref="paper", text="top 10% of items", showarrow=False)
     figure.update_xaxes(type="log", title="rank of the item by popularity")
     figure.update_yaxes(type="log", title="users who like it")
+    share = counts[:head].sum() / counts.sum()
     return figure.update_layout(title=f"The most popular tenth of the items gets {share:.0%} of the likes")
 
 
 def sequence_lengths(lengths: np.ndarray, min_items: int) -> go.Figure:
     """How long the sequences are, with the threshold of the k-core."""
-    lengths = np.asarray(lengths)
     figure = go.Figure(go.Histogram(x=lengths, nbinsx=60, marker_color=COLOURS[0]))
     median, least = float(np.median(lengths)), f"min_items = {min_items}"
     figure.add_vline(x=min_items, line_color=COLOURS[5], annotation_text=least, annotation_yshift=18)
     figure.add_vline(x=median, line_dash="dot", line_color=INK, annotation_text=f"median {median:.0f}")
     figure.update_xaxes(title="liked items of a user, L").update_yaxes(title="users")
-    mean = (np.maximum(lengths - 79, 1)).mean()
-    text = f"A user gives {mean:.0f} training windows on average"
+    text = f"A user gives {np.maximum(lengths - 79, 1).mean():.0f} training windows on average"
     return figure.update_layout(title={"text": text, "pad": {"b": 34}}, margin_t=88, bargap=0.02)
 
 
@@ -71,20 +67,17 @@ def timeline(u: int, sequence: np.ndarray, titles: np.ndarray, labels: np.ndarra
             text=[label(title) for title in np.asarray(titles)[sequence[at]]],
             hovertemplate="%{text}<extra>item %{x}</extra>",
         )  # fmt: skip
-    end = len(sequence)
-    border = end - N_TEST - 0.5  # the two words meet there, on both sides
-    for x, name, fill, side in (
-        (border - N_VALID, "valid ", COLOURS[1], "right"), (border + N_TEST, " test", COLOURS[5], "left"),
-    ):  # fmt: skip
+    border = len(sequence) - N_TEST - 0.5  # the two words meet there, on both sides
+    valid, test = (border - N_VALID, "valid ", COLOURS[1], "right"), (border + N_TEST, " test", COLOURS[5], "left")
+    for x, name, fill, side in (valid, test):
         figure.add_vrect(x0=x, x1=border, fillcolor=fill, opacity=0.18, line_width=0)
         figure.add_annotation(x=border, y=1, yref="paper", yanchor="bottom", xanchor=side, text=name, showarrow=False)
     figure.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=[names[r] for r in used])
-    figure.update_xaxes(title="place in the sequence")
-    stays = (row[1:] == row[:-1]).mean()
-    title = (
-        f"User {u}: {end} liked items in {len(used)} kinds; the next item stays with its kind {stays:.0%} of the time"
-    )
-    return figure.update_layout(title=title, title_pad_b=24, margin_t=70, height=150 + 26 * len(used))
+    title = f"User {u}: {len(sequence)} liked items in {len(used)} kinds; the next item stays with its kind"
+    return figure.update_layout(
+        title={"text": f"{title} {(row[1:] == row[:-1]).mean():.0%} of the time", "pad": {"b": 24}},
+        xaxis_title="place in the sequence", margin_t=70, height=150 + 26 * len(used),
+    )  # fmt: skip
 
 
 def windows(length: int, n_hist: int, n_next: int) -> go.Figure:
@@ -104,10 +97,10 @@ def windows(length: int, n_hist: int, n_next: int) -> go.Figure:
             y=[f"window {start + 1}" for start in starts], base=base, x=[n] * len(starts), orientation="h", name=name,
             marker_color=fill, opacity=opacity,
         )  # fmt: skip
-    figure.update_yaxes(autorange="reversed").update_xaxes(title="place in the sequence")
     return figure.update_layout(
         title=f"{length} liked items give {last + 1} training windows; none touches the held-out 20",
-        barmode="overlay", legend={"orientation": "h", "y": -0.45}, height=360,
+        xaxis_title="place in the sequence", yaxis_autorange="reversed", barmode="overlay",
+        legend={"orientation": "h", "y": -0.45}, height=360,
     )  # fmt: skip
 
 
@@ -122,11 +115,10 @@ def spectrum(singular_values: np.ndarray, density: float) -> go.Figure:
 
 def bars(values: dict[str, float], title: str, axis: str) -> go.Figure:
     """Named numbers side by side, the best one highlighted."""
-    best = max(values.values())
-    fills = [COLOURS[2] if value == best else COLOURS[4] for value in values.values()]
-    text = [f"{value:.3f}" for value in values.values()]
-    figure = go.Figure(go.Bar(y=list(values), x=list(values.values()), orientation="h", text=text, marker_color=fills))
-    figure.update_yaxes(autorange="reversed").update_xaxes(title=axis, range=[0, best * 1.15])
+    names, x = list(values), list(values.values())
+    fills = [COLOURS[2] if value == max(x) else COLOURS[4] for value in x]
+    figure = go.Figure(go.Bar(y=names, x=x, orientation="h", text=[f"{v:.3f}" for v in x], marker_color=fills))
+    figure.update_yaxes(autorange="reversed").update_xaxes(title=axis, range=[0, max(x) * 1.15])
     return figure.update_layout(title=title, height=120 + 42 * len(values))
 
 
@@ -138,7 +130,5 @@ def proportions(pi: np.ndarray, names: list[str], title: str, users: list[int] |
         hover = f"{name} %{{x:.0%}}<extra></extra>"
         figure.add_bar(y=users, x=pi[:, r], orientation="h", name=name, marker_color=colour(r), hovertemplate=hover)
     figure.update_yaxes(autorange="reversed").update_xaxes(title="π<sub>u</sub>", tickformat=".0%", range=[0, 1])
-    height = 140 + max(40 + 34 * len(users), 20 * len(names))
-    return figure.update_layout(
-        barmode="stack", title=title, height=height, legend={"font_size": 12, "traceorder": "normal"}
-    )
+    legend, height = {"font_size": 12, "traceorder": "normal"}, 140 + max(40 + 34 * len(users), 20 * len(names))
+    return figure.update_layout(barmode="stack", title=title, height=height, legend=legend)

@@ -7,7 +7,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from bachlib.rank import metrics
-from bachlib.show.plots.style import COLOURS, GREY, INK, LIGHT, side_by_side
+from bachlib.show.plots.style import COLOURS, GREY, INK, colour, diagonal, interval, side_by_side
 
 BETTER, WORSE = COLOURS[0], COLOURS[5]
 
@@ -18,7 +18,7 @@ def recall_curves(ranks: dict[str, np.ndarray], up_to: int = 500) -> go.Figure:
     figure = go.Figure()
     for n, (name, r) in enumerate(ranks.items()):
         y = [metrics.recall_of_ranks(r, k).mean() for k in cuts]
-        figure.add_scatter(x=cuts, y=y, name=name, line={"color": COLOURS[n % len(COLOURS)], "width": 2.5})
+        figure.add_scatter(x=cuts, y=y, name=name, line={"color": colour(n), "width": 2.5})
     at = {name: metrics.recall_of_ranks(r, 50).mean() for name, r in ranks.items()}
     best = max(at, key=at.get)
     figure.update_xaxes(title="length of the list, K", type="log", dtick="D2")
@@ -29,19 +29,16 @@ def recall_curves(ranks: dict[str, np.ndarray], up_to: int = 500) -> go.Figure:
 def wins_and_losses(difference: pd.Series, ours: str, theirs: str, metric: str) -> go.Figure:
     """Difference per user, sorted: for how many the one is better, and by how much."""
     ordered = np.sort(difference.to_numpy())[::-1]
-    share = np.linspace(0, 1, len(ordered))
-    wins, losses = (ordered > 0).mean(), (ordered < 0).mean()
-    figure = go.Figure()
-    for part, colour, name in ((ordered > 0, BETTER, f"{ours} better"), (ordered < 0, WORSE, f"{theirs} better")):
-        figure.add_scatter(
-            x=share[part], y=ordered[part], fill="tozeroy", mode="lines", line={"color": colour, "width": 1}, name=name
-        )
+    share, figure = np.linspace(0, 1, len(ordered)), go.Figure()
+    for part, fill, name in ((ordered > 0, BETTER, f"{ours} better"), (ordered < 0, WORSE, f"{theirs} better")):
+        line = {"color": fill, "width": 1}
+        figure.add_scatter(x=share[part], y=ordered[part], fill="tozeroy", mode="lines", line=line, name=name)
     mean = float(difference.mean())
     figure.add_hline(y=mean, line={"color": INK, "dash": "dash"}, annotation_text=f"mean {mean:+.4f}")
     low, high = np.quantile(ordered, [0.01, 0.99])
     figure.update_yaxes(title=f"difference in {metric}", range=[1.15 * min(low, -1e-9), 1.15 * max(high, 1e-9)])
     figure.update_xaxes(title="users, most improved first", tickformat=".0%")
-    equal = (ordered == 0).mean()
+    wins, losses, equal = ((np.sign(ordered) == sign).mean() for sign in (1, -1, 0))
     text = f"{ours} is better for {wins:.0%} of the users, {theirs} for {losses:.0%}, {equal:.0%} are equal"
     return figure.update_layout(title=text)
 
@@ -51,14 +48,10 @@ def gain_by_depth(gains: pd.DataFrame, ours: str, theirs: str) -> go.Figure:
 
     `gains` has the columns band, value, low, high.
     """
-    sure = (gains["low"] > 0) | (gains["high"] < 0)
-    figure = go.Figure(
-        go.Bar(
-            x=gains["band"], y=100 * gains["value"], marker_color=np.where(gains["value"] > 0, BETTER, WORSE),
-            marker_opacity=np.where(sure, 1.0, 0.45),
-            error_y={"type": "data", "symmetric": False, "array": 100 * (gains["high"] - gains["value"]),
-                     "arrayminus": 100 * (gains["value"] - gains["low"]), "color": GREY},
-        )
+    significant = (gains["low"] > 0) | (gains["high"] < 0)
+    figure = go.Figure().add_bar(
+        x=gains["band"], y=100 * gains["value"], marker_color=np.where(gains["value"] > 0, BETTER, WORSE),
+        marker_opacity=np.where(significant, 1.0, 0.45), error_y=interval(gains, "value", 100) | {"color": GREY},
     )  # fmt: skip
     figure.add_hline(y=0, line={"color": INK, "width": 1})
     figure.update_xaxes(title="rank of the held-out item", type="category")
@@ -69,48 +62,40 @@ def gain_by_depth(gains: pd.DataFrame, ours: str, theirs: str) -> go.Figure:
 
 
 def calibration_curves(curves: dict[str, pd.DataFrame], ece: dict[str, float], what: str) -> go.Figure:
-    """Predicted share against what came true, in bins; on the diagonal is calibrated. Dots grow with the count."""
-    text = f"Promised shares and what came true: calibration error at most {max(ece.values()):.3f}"
+    """Predicted share against the observed one, in bins; on the diagonal is calibrated. Dots grow with the count."""
+    text = f"Predicted and observed shares: calibration error at most {max(ece.values()):.3f}"
     figure = side_by_side([f"{name}: {ece[name]:.3f}" for name in curves], text, f"predicted {what}")
     for column, (name, bins) in enumerate(curves.items(), 1):
-        figure.add_scatter(
-            x=[0, 1], y=[0, 1], mode="lines", line={"color": GREY, "dash": "dash"}, showlegend=False, row=1, col=column
-        )
+        diagonal(figure, column)
         figure.add_scatter(
             x=bins["predicted"], y=bins["realised"], mode="lines+markers", name=name, showlegend=False,
             error_y={"type": "data", "array": 1.96 * bins["se"].fillna(0), "color": GREY},
-            marker={"size": 5 + 15 * np.sqrt(bins["n"] / bins["n"].max()), "color": COLOURS[column - 1]},
-            line={"color": COLOURS[column - 1]}, customdata=bins["n"],
+            marker={"size": 5 + 15 * np.sqrt(bins["n"] / bins["n"].max()), "color": colour(column - 1)},
+            line_color=colour(column - 1), customdata=bins["n"], row=1, col=column,
             hovertemplate="predicted %{x:.2f}<br>came true %{y:.2f}<br>n = %{customdata}<extra></extra>",
-            row=1, col=column,
         )  # fmt: skip
-    figure.update_xaxes(range=[0, 1], gridcolor=LIGHT).update_yaxes(range=[0, 1])
     return figure.update_yaxes(title="came true on held-out items", col=1)
 
 
 def trap_changes(changes: pd.DataFrame) -> go.Figure:
     """How far each trap moves a metric from the right value, in per cent, a bar per method; axis by doublings."""
-    figure = go.Figure()
-    traps = list(dict.fromkeys(changes["trap"]))[::-1]
+    changes = changes.assign(ratio=changes["wrong"] / changes["right"])
+    figure, traps = go.Figure(), list(changes["trap"].unique())[::-1]
     for n, (method, rows) in enumerate(changes.groupby("method", sort=False)):
-        rows = rows.set_index("trap").reindex(traps)
-        ratio = rows["wrong"] / rows["right"]
+        ratio = rows.set_index("trap")["ratio"].reindex(traps)
         figure.add_bar(
             y=traps, x=np.log2(ratio), name=method, orientation="h", marker_color=COLOURS[n],
             text=[f"{r - 1:+.0%}" if r < 3 else f"× {r:.0f}" for r in ratio], textposition="outside", cliponaxis=False,
         )  # fmt: skip
-    ticks = [-2, -1, 0, 1, 2, 3, 4, 5]
-    reach = float(np.log2(changes["wrong"] / changes["right"]).abs().max())
+    ticks, doublings = [-2, -1, 0, 1, 2, 3, 4, 5], np.log2(changes["ratio"])
     figure.add_vline(x=0, line={"color": INK, "width": 1})
     figure.update_xaxes(
         title="wrong number / right number", tickvals=ticks, ticktext=[f"{2.0**t:g}×" for t in ticks],
-        range=[min(-1.2, float(np.log2(changes["wrong"] / changes["right"]).min()) - 1.0), reach + 0.9],
+        range=[min(-1.2, doublings.min() - 1.0), doublings.abs().max() + 0.9],
     )  # fmt: skip
-    figure.update_yaxes(automargin=True)
-    worst = changes.assign(ratio=changes["wrong"] / changes["right"]).loc[lambda t: t["ratio"].idxmax(), "trap"]
     return figure.update_layout(
-        title=f"The largest error: {worst}", barmode="group", height=140 + 75 * len(traps), bargap=0.3,
-        legend={"traceorder": "normal"},
+        title=f"The largest error: {changes.loc[changes['ratio'].idxmax(), 'trap']}", barmode="group", bargap=0.3,
+        height=140 + 75 * len(traps), legend_traceorder="normal",
     )  # fmt: skip
 
 
@@ -119,19 +104,14 @@ def paper_and_ours(gains: pd.DataFrame, over: str) -> go.Figure:
     and for ours low, high."""
     figure = go.Figure()
     for n, (source, rows) in enumerate(gains.groupby("source", sort=False)):
-        error = None
-        if rows["low"].notna().any():
-            error = {"type": "data", "symmetric": False, "array": 100 * (rows["high"] - rows["gain"]),
-                     "arrayminus": 100 * (rows["gain"] - rows["low"])}  # fmt: skip
+        error = interval(rows, "gain", 100) if rows["low"].notna().any() else None
         figure.add_scatter(
             x=rows["metric"], y=100 * rows["gain"], mode="markers", name=source, error_y=error,
             marker={"size": 12, "color": COLOURS[n], "symbol": "circle" if error else "diamond-open"},
         )  # fmt: skip
     figure.add_hline(y=0, line={"color": INK, "width": 1})
-    figure.update_yaxes(title=f"gain over {over}, %").update_xaxes(type="category")
-    figure.update_layout(scattermode="group", scattergap=0.6)
-    ours = gains[gains["low"].notna()]
-    sure = int((ours["low"] > 0).sum())
+    low = gains["low"].dropna()
     return figure.update_layout(
-        title=f"Our gain over {over} is above zero with its whole interval in {sure} of {len(ours)} metrics"
-    )
+        title=f"Our gain over {over} is above zero with its whole interval in {(low > 0).sum()} of {len(low)} metrics",
+        yaxis_title=f"gain over {over}, %", xaxis_type="category", scattermode="group", scattergap=0.6,
+    )  # fmt: skip

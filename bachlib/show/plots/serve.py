@@ -9,27 +9,21 @@ import pandas as pd
 import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
-from bachlib.show.plots.style import COLOURS, GREY, INK, colour, label, side_by_side
+from bachlib.show.plots.style import BELOW, COLOURS, GREY, INK, colour, label, side_by_side
 
 
 def recall_and_cost(table: pd.DataFrame, exact_ms: float) -> go.Figure:
     """Two-step against the length of its lists. Columns: M, recall, proved (exact if the lists are), ms."""
-    found, text = table.loc[table["recall"] >= 0.99], "No list is long enough to find 99% of the slate"
-    if len(found):
-        row = found.iloc[0]
-        text = f"M = {row['M']:.0f} finds {row['recall']:.1%} of the slate; a proof takes longer lists"
+    text = "No list is long enough to find 99% of the slate"
+    for row in table[table["recall"] >= 0.99].head(1).itertuples():
+        text = f"M = {row.M:.0f} finds {row.recall:.1%} of the slate; proving it takes longer lists"
     figure = side_by_side(
         ["share of …", "time of a request"], text, "entries per list, M", shared_yaxes=False, horizontal_spacing=0.16
     )
-    for n, (column, name) in enumerate((("recall", "the exact slate found"), ("proved", "slates the bound covers"))):
-        figure.add_scatter(
-            x=table["M"], y=table[column], name=name, mode="lines+markers", line={"color": COLOURS[n], "width": 2.5},
-            row=1, col=1,
-        )  # fmt: skip
-    figure.add_scatter(
-        x=table["M"], y=table["ms"], name="two-step", mode="lines+markers", line={"color": COLOURS[2], "width": 2.5},
-        row=1, col=2,
-    )  # fmt: skip
+    lines = {"recall": "the exact slate found", "proved": "slates the bound covers", "ms": "two-step"}
+    for n, (column, name) in enumerate(lines.items()):
+        line, at = {"color": COLOURS[n], "width": 2.5}, {"row": 1, "col": 2 if column == "ms" else 1}
+        figure.add_scatter(x=table["M"], y=table[column], name=name, mode="lines+markers", line=line, **at)
     figure.add_hline(
         y=exact_ms, line={"color": INK, "dash": "dash"}, annotation_text=f"exact scan, {exact_ms:.2f} ms",
         annotation_position="bottom right", row=1, col=2,
@@ -37,9 +31,7 @@ def recall_and_cost(table: pd.DataFrame, exact_ms: float) -> go.Figure:
     figure.update_xaxes(type="log", tickvals=table["M"], tickangle=-40)
     figure.update_yaxes(tickformat=".0%", range=[-0.03, 1.05], col=1)
     figure.update_yaxes(title="milliseconds", rangemode="tozero", col=2)
-    return figure.update_layout(
-        legend={"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom"}, margin_b=120
-    )
+    return figure.update_layout(legend=BELOW, margin_b=120)
 
 
 def adversary(
@@ -48,9 +40,8 @@ def adversary(
     """Each item by its cosine to the nearest head and by its score; right of `ends` is what the lists hold."""
     figure = go.Figure()
     for name, which, n in (("decoys beside a head", ~hidden, 5), ("items between the heads", hidden, 0)):
-        figure.add_scatter(
-            x=cosine[which], y=score[which], mode="markers", name=name, marker={"color": COLOURS[n], "size": 6}
-        )
+        marker = {"color": COLOURS[n], "size": 6}
+        figure.add_scatter(x=cosine[which], y=score[which], mode="markers", name=name, marker=marker)
     figure.add_vline(x=ends, line={"color": INK, "dash": "dash"})
     figure.add_annotation(
         x=ends, y=1, yref="paper", text="the lists hold what is right of this", showarrow=False, xanchor="right",
@@ -64,38 +55,30 @@ def adversary(
 
 def rows_looked_at(heads: Float[np.ndarray, " U"], share: Float[np.ndarray, " U"]) -> go.Figure:
     """How much of the catalogue the threshold algorithm met against how many heads a π_u spreads over."""
-    figure = go.Figure(
-        go.Scatter(x=heads, y=share, mode="markers", marker={"color": COLOURS[0], "size": 6, "opacity": 0.6})
-    )
+    marker = {"color": COLOURS[0], "size": 6, "opacity": 0.6}
+    figure = go.Figure(go.Scatter(x=heads, y=share, mode="markers", marker=marker))
     figure.update_xaxes(title="effective heads of π_u, exp H(π_u)")
     figure.update_yaxes(title="share of the items it looked at", tickformat=".0%", rangemode="tozero")
-    few = float(np.median(share))
-    return figure.update_layout(
-        title=f"Half of the slates are proved after {few:.0%} of the items; flat π_u take them all"
-    )
+    title = f"Half of the slates are proved after {np.median(share):.0%} of the items; flat π_u take them all"
+    return figure.update_layout(title=title)
 
 
 def pareto(table: pd.DataFrame, metric: str) -> go.Figure:
     """Accuracy against the time of a request; the line joins what nothing else beats. Columns: name, ms, value."""
-    figure = go.Figure()
     rows = table.sort_values("ms")
     front = rows[rows["value"] >= rows["value"].cummax()]
-    figure.add_scatter(
+    figure = go.Figure().add_scatter(
         x=front["ms"], y=front["value"], mode="lines", line={"color": GREY, "shape": "hv", "dash": "dot"},
         showlegend=False, hoverinfo="skip",
     )  # fmt: skip
     for n, row in enumerate(table.itertuples()):
-        figure.add_scatter(
-            x=[row.ms], y=[row.value], mode="markers", marker={"size": 13, "color": COLOURS[n % len(COLOURS)]},
-            name=row.name,
-        )  # fmt: skip
+        marker = {"size": 13, "color": colour(n)}
+        figure.add_scatter(x=[row.ms], y=[row.value], mode="markers", marker=marker, name=row.name)
     wide = table["ms"].max() > 20 * table["ms"].min()
     figure.update_xaxes(title="milliseconds per request", **({"type": "log"} if wide else {"rangemode": "tozero"}))
-    figure.update_yaxes(title=metric)
-    best = table.loc[table["value"].idxmax()]
-    fastest = table.loc[table["ms"].idxmin()]
+    best, fastest = table.loc[table["value"].idxmax()], table.loc[table["ms"].idxmin()]
     text = f"{best['name']} is the most accurate, {fastest['name']} the fastest ({fastest['ms']:.2f} ms)"
-    return figure.update_layout(title=text)
+    return figure.update_layout(title=text, yaxis_title=metric)
 
 
 def slate_slopes(
@@ -111,19 +94,18 @@ def slate_slopes(
     """
     figure = go.Figure()
     ranks = [{int(item): n + 1 for n, item in enumerate(slate)} for slate in (before, after)]
-    for r in sorted({*heads[0].values(), *heads[1].values()}):
-        figure.add_scatter(
-            x=[None], y=[None], mode="markers", name=f"head {r}", marker={"size": 8, "color": colour(r)}
-        )  # the legend: a line per head, whatever the slates hold
+    for r in sorted({*heads[0].values(), *heads[1].values()}):  # the legend: a line per head, whatever the slates hold
+        marker = {"size": 8, "color": colour(r)}
+        figure.add_scatter(x=[None], y=[None], mode="markers", name=f"head {r}", marker=marker)
     for item in dict.fromkeys([*ranks[0], *ranks[1]]):
         x = [side for side in (0, 1) if item in ranks[side]]
         y, colours = [ranks[side][item] for side in x], [colour(heads[side][item]) for side in x]
         title = label(titles[item], 17)
-        names = [f"{title}  {y[0]}" if side == 0 else f"{y[-1]}  {title}" for side in x]
         figure.add_scatter(
-            x=x, y=y, mode="lines+markers+text", text=names, showlegend=False,
+            x=x, y=y, mode="lines+markers+text", showlegend=False, textfont={"size": 11},
+            text=[f"{title}  {y[0]}" if side == 0 else f"{y[-1]}  {title}" for side in x],
             textposition=["middle left" if side == 0 else "middle right" for side in x],
-            line={"color": colours[-1], "width": 2}, marker={"size": 9, "color": colours}, textfont={"size": 11},
+            line={"color": colours[-1], "width": 2}, marker={"size": 9, "color": colours},
             hovertemplate=f"{label(titles[item])}: place %{{y}}<extra></extra>",
         )  # fmt: skip
     stayed = len(ranks[0].keys() & ranks[1].keys())
@@ -147,8 +129,7 @@ def pi_slopes(
         )  # fmt: skip
     figure.update_xaxes(tickvals=[0, 1], ticktext=["before", "after"], range=[-0.2, 1.2])
     figure.update_yaxes(title="share of the head", tickformat=".0%", rangemode="tozero")
-    moved = float(np.abs(np.asarray(after) - before).sum() / 2)
-    return figure.update_layout(title=f"{what} moves {moved:.0%} of π<sub>u</sub>")
+    return figure.update_layout(title=f"{what} moves {np.abs(after - before).sum() / 2:.0%} of π<sub>u</sub>")
 
 
 def cold_start_curve(
@@ -157,12 +138,11 @@ def cold_start_curve(
     """Accuracy against how many items of a user are known; `floor` is what the most popular items give."""
     figure = go.Figure()
     for n, (name, values) in enumerate(curves.items()):
-        figure.add_scatter(
-            x=seen, y=values, name=name, mode="lines+markers", line={"color": COLOURS[n % len(COLOURS)], "width": 2.5}
-        )
+        line = {"color": colour(n), "width": 2.5}
+        figure.add_scatter(x=seen, y=values, name=name, mode="lines+markers", line=line)
     figure.add_hline(y=floor, line={"color": GREY, "dash": "dash"}, annotation_text="most popular")
     figure.update_xaxes(title="items the model has seen of a user", type="log", tickvals=seen)
     figure.update_yaxes(title=metric, tickformat=".0%", rangemode="tozero")
-    first = {name: values[0] / values[-1] for name, values in curves.items()}
-    name = next(iter(curves))
-    return figure.update_layout(title=f"From one item {name} reaches {first[name]:.0%} of what it does from {seen[-1]}")
+    name, values = next(iter(curves.items()))
+    title = f"From one item {name} reaches {values[0] / values[-1]:.0%} of what it does from {seen[-1]}"
+    return figure.update_layout(title=title)

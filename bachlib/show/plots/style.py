@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import pandas as pd
 import plotly.graph_objects as go
 import plotly.io as pio
 from plotly.io.base_renderers import MimetypeRenderer
@@ -25,6 +26,7 @@ COLOURS = """
 """.split()
 INK, GREY, LIGHT, PAPER = "#222222", "#707070", "#E5E5E5", "#FFFFFF"
 BALL, PALE = "#F4F6F8", "#BFD9EA"  # a surface, and the cold end of a scale
+BELOW = {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom"}  # a legend under the figure
 
 # what a colour of the light figures becomes in the dark: the same hue, light enough to be seen
 DARK = {
@@ -34,21 +36,18 @@ DARK = {
 }  # fmt: skip
 
 _title = {"font": {"size": 17}, "x": 0, "xref": "paper", "yanchor": "bottom", "y": 1, "yref": "paper", "pad": {"b": 14}}
+_axis = {"gridcolor": LIGHT, "zeroline": False, "automargin": True}
 _side = {"gridcolor": LIGHT, "linecolor": GREY}
 pio.templates["bach"] = go.layout.Template(
     layout={
         "font": {"family": "system-ui, sans-serif", "size": 14, "color": INK},
         "title": _title,
-        "paper_bgcolor": PAPER,
-        "plot_bgcolor": PAPER,
-        "xaxis": {"gridcolor": LIGHT, "zeroline": False, "automargin": True},
-        "yaxis": {"gridcolor": LIGHT, "zeroline": False, "automargin": True},
+        "paper_bgcolor": PAPER, "plot_bgcolor": PAPER,
+        "xaxis": _axis, "yaxis": _axis,
         "ternary": {"bgcolor": PAPER, "aaxis": _side, "baxis": _side, "caxis": _side},
         "colorway": COLOURS,
         "hoverlabel": {"font": {"size": 13}},
-        "margin": {"l": 60, "r": 20, "t": 60, "b": 50},
-        "width": 860,
-        "height": 400,
+        "margin": {"l": 60, "r": 20, "t": 60, "b": 50}, "width": 860, "height": 400,
     }
 )  # fmt: skip
 pio.templates.default = "bach"
@@ -85,18 +84,26 @@ def side_by_side(titles: Sequence[str], title: str, across: str, **how: Any) -> 
     return figure.update_layout(title={"text": title, "pad": {"b": 16 + 16 * lines}}, margin_t=70 + 16 * lines)
 
 
+def diagonal(figure: go.Figure, column: int) -> None:
+    """Where predicted and true shares are equal, in a column of `side_by_side`; both axes from 0 to 1."""
+    line = {"color": GREY, "dash": "dash"}
+    figure.add_scatter(x=[0, 1], y=[0, 1], mode="lines", line=line, showlegend=False, row=1, col=column)
+    figure.update_xaxes(range=[0, 1]).update_yaxes(range=[0, 1])
+
+
+def interval(rows: pd.DataFrame, value: str, scale: int = 1) -> dict[str, Any]:
+    """Error bars from the columns low and high."""
+    above, below = scale * (rows["high"] - rows[value]), scale * (rows[value] - rows["low"])
+    return {"type": "data", "symmetric": False, "array": above, "arrayminus": below}
+
+
 def recoloured(part: Any) -> Any:
     """A figure's JSON with every colour of the light figures replaced by its dark twin."""
     if isinstance(part, dict):
         return {key: recoloured(value) for key, value in part.items()}
     if isinstance(part, list | tuple):
         return [recoloured(value) for value in part]
-    if isinstance(part, str):
-        return _BY_NAME.get(part.lower(), part)
-    return part
-
-
-_BY_NAME = {light.lower(): dark for light, dark in DARK.items()}
+    return DARK.get(part.upper(), part) if isinstance(part, str) else part
 
 
 def dark(figure: go.Figure) -> go.Figure:
@@ -122,14 +129,11 @@ def use(theme: Literal["light", "dark"]) -> None:
     pio.renderers.default = {"light": "plotly_mimetype", "dark": "bach-dark"}[theme]
 
 
-def themed(figure: go.Figure, on_dark: bool = False) -> go.Figure:
-    """For widgets: the figure for a dark page, if the page is dark or `use("dark")` was called."""
-    return dark(figure) if on_dark or pio.renderers.default == "bach-dark" else figure
-
-
-def themed_colour(r: int, on_dark: bool = False) -> str:
-    """For widgets: the colour of head r, on the same terms."""
-    return recoloured(colour(r)) if on_dark or pio.renderers.default == "bach-dark" else colour(r)
+def themed(part: go.Figure | str, on_dark: bool = False) -> go.Figure | str:
+    """For widgets: a figure or a colour for a dark page, if the page is dark or `use("dark")` was called."""
+    if not on_dark and pio.renderers.default != "bach-dark":
+        return part
+    return dark(part) if isinstance(part, go.Figure) else recoloured(part)
 
 
 use("light")

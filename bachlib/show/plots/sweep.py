@@ -1,4 +1,4 @@
-"""Figures of single trainings and of sweeps."""
+"""Figures of sweeps."""
 
 from __future__ import annotations
 
@@ -9,34 +9,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from bachlib.show.plots.style import COLOURS, INK, LIGHT, PALE, colour, label
-from bachlib.show.plots.train import steps_of
-
-
-def training(history: pd.DataFrame, method: str) -> go.Figure:
-    """Loss over the steps (left) and validation AUPRC (right, dots)."""
-    figure = go.Figure()
-    x, looked = steps_of(history), history["valid_auprc"].notna().to_numpy()
-    if "loss" in history:
-        figure.add_scatter(x=x, y=history["loss"], name="loss", line={"color": COLOURS[0], "width": 2})
-    auprc = history["valid_auprc"][looked]
-    figure.add_scatter(
-        x=x[looked], y=auprc, name="validation AUPRC", yaxis="y2", mode="lines+markers",
-        line={"color": COLOURS[1]}, marker={"size": 9},
-    )  # fmt: skip
-    best = auprc.idxmax()
-    figure.add_scatter(
-        x=[x[list(history.index).index(best)]], y=[auprc[best]], yaxis="y2", mode="markers", name="kept",
-        marker={"size": 15, "symbol": "circle-open", "color": INK, "line": {"width": 2}},
-    )  # fmt: skip
-    figure.update_layout(
-        title=f"{method}: validation AUPRC {auprc[best]:.4f} after epoch {int(history['epoch'][best])}",
-        xaxis={"title": "steps"}, yaxis={"title": "loss, nats per example"}, margin_r=70,
-        yaxis2={"title": "validation AUPRC", "overlaying": "y", "side": "right", "showgrid": False,
-                "rangemode": "tozero"},
-        legend={"orientation": "h", "y": -0.2},
-    )  # fmt: skip
-    return figure
+from bachlib.show.plots.style import BELOW, COLOURS, LIGHT, PALE, colour, interval, label
 
 
 def by_axis(
@@ -54,11 +27,9 @@ def by_axis(
         of = rows[rows["method"] == method]
         aside = 0.05 * (n - (len(methods) - 1) / 2)  # so that intervals stand beside each other
         figure.add_scatter(
-            x=of["at"].map(place) + aside, y=of["mean"], name=label(method), mode="lines+markers",
+            x=of["at"].map(place) + aside, y=of["mean"], name=label(method), mode="lines+markers", marker_size=9,
             line={"color": colour(n), "width": 2.5, "dash": "dot" if of["shared"].all() else "solid"},
-            marker={"size": 9},
-            error_y={"type": "data", "symmetric": False, "array": of["high"] - of["mean"],
-                     "arrayminus": of["mean"] - of["low"], "color": colour(n), "thickness": 1.2},
+            error_y=interval(of, "mean") | {"color": colour(n), "thickness": 1.2},
         )  # fmt: skip
         if printed is not None:
             told = printed[(printed["method"] == method) & (printed["metric"] == metric) & printed["k"].isin(values)]
@@ -67,30 +38,28 @@ def by_axis(
                     x=told["k"].map(place) + aside, y=told["paper"], name=f"{label(method)}, paper", mode="markers",
                     marker={"size": 13, "symbol": "diamond-open", "color": colour(n), "line": {"width": 2}},
                 )  # fmt: skip
-    figure.update_xaxes(
-        title=axis, tickvals=list(place.values()), ticktext=[label(v) for v in values], range=[-0.4, len(values) - 0.6]
-    )
+    ticks = {"tickvals": list(place.values()), "ticktext": [label(v) for v in values]}
+    figure.update_xaxes(title=axis, range=[-0.4, len(values) - 0.6], **ticks)
     figure.update_yaxes(title=f"{metric}, with its interval")
     title = {"text": _highest(rows, axis, metric, baseline), "pad": {"b": 36}}  # its second line goes down
     return figure.update_layout(title=title, margin_t=84, height=440)
 
 
 def _highest(rows: pd.DataFrame, axis: str, metric: str, baseline: str | None) -> str:
-    """Who is highest where, and how much of that is sure."""
-    wide = rows.pivot(index="at", columns="method", values="mean")
-    first = wide.idxmax(axis=1)
+    """Which method is highest where, and how many gains are significant."""
+    first = rows.pivot(index="at", columns="method", values="mean").idxmax(axis=1)
     if first.nunique() == 1:
         where = f" at every {axis}" if len(first) > 1 else f" at {axis} = {first.index[0]}"
-        text = f"{metric} is highest for {first.iloc[0]}{'' if rows['shared'].all() else where}"
+        who = f"{first.iloc[0]}{'' if rows['shared'].all() else where}"
     elif len(first) <= 3:
-        text = f"{metric} is highest for " + ", ".join(f"{m} at {axis} = {at}" for at, m in first.items())
+        who = ", ".join(f"{m} at {axis} = {at}" for at, m in first.items())
     else:
         counts = ", ".join(f"{m} at {n}" for m, n in first.value_counts(sort=False).items())
-        text = f"{metric} is highest for {counts} of {len(first)} values of {axis}"
-    gains = rows[(rows["method"] != baseline) & rows["gain"].notna()]
+        who = f"{counts} of {len(first)} values of {axis}"
+    text, gains = label(f"{metric} is highest for {who}", 100), rows[rows["method"] != baseline].dropna(subset="gain")
     if len(gains):
-        return f"{label(text, 100)}<br>{int(gains['sure'].sum())} of {len(gains)} gains over {label(baseline)} are sure"
-    return label(text, 100)
+        text += f"<br>{int(gains['sure'].sum())} of {len(gains)} gains over {label(baseline)} are significant"
+    return text
 
 
 def kappa_bounds(bounds: pd.DataFrame) -> go.Figure:
@@ -101,16 +70,15 @@ def kappa_bounds(bounds: pd.DataFrame) -> go.Figure:
     several = bounds["data"].nunique() > 1
     names = [label(f"{row.method}, {row.data}" if several else row.method) for row in bounds.itertuples()]
     figure = go.Figure()
-    parts = [
+    for name, low, high, fill, width in (
         ("the paper's largest κ, at d = 64", bounds["paper_low"], bounds["paper_high"], LIGHT, 0.8),
         ("smallest to largest κ", bounds["smallest"], bounds["high"], PALE, 0.4),
         ("largest κ of the runs", bounds["low"], bounds["high"], COLOURS[0], 0.4),
-    ]
-    for name, low, high, fill, width in parts:
+    ):
         length = (high - low).clip(lower=0.15)  # one run is a line
         figure.add_bar(
-            y=names, base=low, x=length, orientation="h", name=name,
-            marker={"color": fill, "line": {"width": 0}}, width=width, customdata=np.stack([low, high], 1),
+            y=names, base=low, x=length, orientation="h", name=name, width=width,
+            marker={"color": fill, "line": {"width": 0}}, customdata=np.stack([low, high], 1),
             hovertemplate="%{customdata[0]:.1f} to %{customdata[1]:.1f}<extra>" + name + "</extra>",
         )  # fmt: skip
     told = [
@@ -122,12 +90,12 @@ def kappa_bounds(bounds: pd.DataFrame) -> go.Figure:
     rest = f" and {len(told) - 3} more" if len(told) > 3 else ""  # a title has one line
     return figure.update_layout(
         title=f"Largest κ of a run: {', '.join(told[:3])}{rest}", barmode="overlay", height=210 + 60 * len(bounds),
-        margin_b=100, legend={"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom"},
+        margin_b=100, legend=BELOW,
     )  # fmt: skip
 
 
 def _range(low: float, high: float) -> str:
-    return f"{low:.0f}" if f"{low:.0f}" == f"{high:.0f}" else f"{low:.0f}–{high:.0f}"
+    return "–".join(dict.fromkeys([f"{low:.0f}", f"{high:.0f}"]))
 
 
 def parallel_coordinates(table: pd.DataFrame, colour_by: str, keys: Sequence[str]) -> go.Figure:
@@ -139,22 +107,19 @@ def parallel_coordinates(table: pd.DataFrame, colour_by: str, keys: Sequence[str
     table = table.assign(**words)
     table = table.drop(columns=[key for key in keys if table[key].nunique(dropna=False) == 1])
     keys = [key for key in keys if key in table]
-    numbers = [name for name in table if name not in keys and table[name].notna().all()]
     order = table[colour_by].rank(method="first")
     axes = [_categories(table[key], order) for key in keys]
-    axes += [{"values": table[name], "tickformat": ".3~g"} for name in numbers]
-    for name, axis in zip([*keys, *numbers], axes, strict=True):
-        axis["label"] = label(name, 16)
-    figure = go.Figure(
-        go.Parcoords(
-            dimensions=axes, labelfont={"size": 14}, tickfont={"size": 12},
-            line={"color": table[colour_by], "colorscale": [[0, COLOURS[1]], [0.5, COLOURS[3]], [1, COLOURS[0]]],
-                  "showscale": True, "colorbar": {"title": colour_by, "thickness": 14, "tickformat": ".3~g"}},
-        )
+    axes += [
+        {"label": label(name, 16), "values": table[name], "tickformat": ".3~g"}
+        for name in table if name not in keys and table[name].notna().all()
+    ]  # fmt: skip
+    figure = go.Figure().add_parcoords(
+        dimensions=axes, labelfont={"size": 14}, tickfont={"size": 12},
+        line={"color": table[colour_by], "colorscale": [[0, COLOURS[1]], [0.5, COLOURS[3]], [1, COLOURS[0]]],
+              "showscale": True, "colorbar": {"title": colour_by, "thickness": 14, "tickformat": ".3~g"}},
     )  # fmt: skip
-    return figure.update_layout(
-        title={"text": _mover(table, colour_by, keys), "pad": {"b": 80}}, margin={"t": 144, "l": 130}, height=470
-    )
+    title = {"text": _strongest(table, colour_by, keys), "pad": {"b": 80}}
+    return figure.update_layout(title=title, margin={"t": 144, "l": 130}, height=470)
 
 
 def _categories(values: pd.Series, order: pd.Series) -> dict[str, Any]:
@@ -163,19 +128,19 @@ def _categories(values: pd.Series, order: pd.Series) -> dict[str, Any]:
     place = values.map({value: n for n, value in enumerate(known)}).astype(float)
     within = order.groupby(place).rank() / (order.groupby(place).transform("size") + 1) - 0.5  # −½ … ½
     return {
-        "values": place + 0.5 * within, "tickvals": list(range(len(known))), "ticktext": [label(v, 18) for v in known],
-        "range": [-0.4, len(known) - 0.6],
+        "label": label(values.name, 16), "values": place + 0.5 * within, "range": [-0.4, len(known) - 0.6],
+        "tickvals": list(range(len(known))), "ticktext": [label(v, 18) for v in known],
     }  # fmt: skip
 
 
-def _mover(table: pd.DataFrame, metric: str, keys: Sequence[str]) -> str:
-    """Which key moves the metric most: by how far the means of its values lie apart."""
+def _strongest(table: pd.DataFrame, metric: str, keys: Sequence[str]) -> str:
+    """Which key the metric depends on most: by how far the means of its values lie apart."""
     means = {key: table.groupby(key, sort=False)[metric].mean() for key in keys}
     if not means:
         return f"{metric} of {len(table)} run{'s' if len(table) > 1 else ''}"
     apart = {key: of.max() - of.min() for key, of in means.items()}
     most = max(apart, key=apart.get)
     of = means[most]
-    least = f", least with {label(min(apart, key=apart.get))}" if len(apart) > 1 else ""
+    least = f", least on {label(min(apart, key=apart.get))}" if len(apart) > 1 else ""
     between = f"from {of.min():.3g} ({label(of.idxmin())}) to {of.max():.3g} ({label(of.idxmax())}) on average"
-    return f"{metric} moves most with {label(most)}{least}<br>{between}"
+    return f"{metric} depends most on {label(most)}{least}<br>{between}"
