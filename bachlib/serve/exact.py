@@ -26,16 +26,10 @@ USERS = 64  # at a time
 FIRST = 3072  # items that give a first θ
 
 
-def top_k(
-    query: Query,
-    items: Float[np.ndarray, "n d"],
-    K: int,
-    left_out: LeftOut,
-    start: tuple[Int[np.ndarray, " m"], Int[np.ndarray, " m"]] | None = None,
-) -> Best:
+def top_k(query: Query, items: Float[np.ndarray, "n d"], K: int, left_out: LeftOut, start: tuple = ()) -> Best:
     """The exact best K of every user. `start`: (users, places) to score first; good ones save work."""
     best = Best(query, items, K, left_out)
-    if start is not None:
+    if start:
         best.offer(*start)
     for first in range(0, len(query.log_weight), USERS):
         _scan(best, slice(first, min(first + USERS, len(query.log_weight))))
