@@ -1,8 +1,7 @@
-"""The cheapest strategy, measured with the model and the catalogue at hand.
+"""The cheapest strategy, timed on this machine with requests of this model; two-step must also find the scan's items.
 
 Building a graph takes long, so it is only built if `bach bench serve` found two-step well below the scan for that many
-items (`RATIOS`). Then both are timed on this machine with requests of this model, and two-step must also find the items
-that the scan finds.
+items (`RATIOS`).
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import numpy as np
 
 from bachlib.serve import codebook, exact
 from bachlib.serve.lean import one_core
+from bachlib.serve.slate import found_of
 from bachlib.serve.twostep import two_step
 
 if TYPE_CHECKING:
@@ -32,14 +32,14 @@ ROWS = [slice(u, u + 1) for u in range(24)]  # requests
 def choose(retriever: Retriever) -> tuple[str, Catalogue, str]:
     """(strategy, its catalogue, why)."""
     bare = retriever.built(retriever.catalogue, "exact")
-    n, k = len(bare.items), retriever.model.k
-    rng, depth = np.random.default_rng(0), min(K, n)
+    n, rng = len(bare.items), np.random.default_rng(0)
+    depth = min(K, n)
     histories = [rng.choice(bare.numbers, min(n, retriever.model.n_hist)) for _ in ROWS]
     out = bare.left_out([np.empty(0, np.int64)] * len(ROWS), depth)
     anyone = np.zeros(len(ROWS), np.int64)  # only read by models with a free π per user
     query, pi = retriever.users.query(bare, histories, user=anyone)
     scan = _milliseconds(lambda u: exact.top_k(query[u], bare.items, depth, out[u]))
-    size = f"{n:,} items, k = {k}: a scan takes {scan:.2f} ms"
+    size = f"{n:,} items, k = {retriever.model.k}: a scan takes {scan:.2f} ms"
     if retriever.users.shared_heads is not None:
         made = retriever.built(bare, "codebook")
         cached = _milliseconds(lambda u: codebook.top_k(made.codebook, pi[u], depth, out[u], retriever.rule))
@@ -52,14 +52,11 @@ def choose(retriever: Retriever) -> tuple[str, Catalogue, str]:
         return "exact", bare, f"exact: {size}; two-step may be faster and needs faiss: pip install 'bachlib[faiss-cpu]'"
     made = retriever.built(bare, "two-step")
     lists = (made.index, retriever.settings["M"], retriever.settings["max_M"])
-    found = [two_step(query[u], bare.items, depth, out[u], *lists)[0].found[0] for u in ROWS]
-    wanted = exact.top_k(query, bare.items, depth, out).found
-    recall = float(np.mean([np.isin(a, b).mean() for a, b in zip(wanted, found, strict=True)]))
+    found = two_step(query, bare.items, depth, out, *lists)[0].found
+    recall = found_of(exact.top_k(query, bare.items, depth, out).found, found)
     graph = _milliseconds(lambda u: two_step(query[u], bare.items, depth, out[u], *lists))
-    said = f"{size}, two-step {graph:.2f} ms with recall {recall:.3f}"
-    if graph < scan and recall >= RECALL:
-        return "two-step", made, f"two-step: {said}"
-    return "exact", bare, f"exact: {said}"
+    said, better = f"{size}, two-step {graph:.2f} ms with recall {recall:.3f}", graph < scan and recall >= RECALL
+    return ("two-step", made, f"two-step: {said}") if better else ("exact", bare, f"exact: {said}")
 
 
 def _milliseconds(request: Callable[[slice], Any]) -> float:

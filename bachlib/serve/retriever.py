@@ -12,7 +12,8 @@ and `remove` replace it by a new one.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -27,8 +28,8 @@ from bachlib.serve import codebook, costs, store
 from bachlib.serve.catalogue import Catalogue, known_ids, lists_of
 from bachlib.serve.encode import Users, float32, new_items
 from bachlib.serve.lean import one_core, search
-from bachlib.serve.rerank import capped_slate
-from bachlib.serve.slate import Slate, joined
+from bachlib.serve.rerank import Genres, capped_slate
+from bachlib.serve.slate import Slate, found_of, joined
 from bachlib.serve.steering import Steering
 from bachlib.serve.twostep import Kind, Neighbours
 from bachlib.train.run import Run
@@ -44,7 +45,7 @@ class Retriever:
         model: TwoTower | Run,
         strategy: Strategy = "auto",
         *,
-        genres: Sequence[Sequence[str]] | None = None,
+        genres: Genres | None = None,
         index: Kind = "hnsw",
         M: int | None = None,
         max_M: int | None = None,
@@ -62,18 +63,15 @@ class Retriever:
             self.catalogue = Catalogue.of(float32(self.model.items()), tokens)
         self.choose(strategy)
 
-    def _take(self, model: TwoTower | Run, genres: Sequence[Sequence[str]] | None, **settings: Any) -> None:
+    def _take(self, model: TwoTower | Run, genres: Genres | None, **settings: Any) -> None:
         model = model.model if isinstance(model, Run) else model
         if not isinstance(model, TwoTower):
             name = getattr(model, "config", {}).get("method", type(model).__name__)
-            raise BachError(
-                f"a Retriever needs a model with vectors, or a Run (Run.load(folder, dataset)); got {name}. "
-                "It serves every method of the table except mostpop"
-            )
+            needed = f"a Retriever needs a model with vectors, or a Run (Run.load(folder, dataset)); got {name}"
+            raise BachError(f"{needed}. It serves every method of the table except mostpop")
         if settings["lists"] not in ("approximate", "exact"):
             raise BachError(f"lists={settings['lists']!r}: should be 'approximate' or 'exact'")
-        for name in ("M", "max_M"):
-            value = settings[name]
+        for name, value in (("M", settings["M"]), ("max_M", settings["max_M"])):
             if value is not None and not (isinstance(value, int | np.integer) and value >= 1):
                 raise BachError(f"{name} should be a whole number ≥ 1; got {value!r}")
         if genres is not None and len(genres) < model.n_items:
@@ -98,14 +96,10 @@ class Retriever:
 
     def built(self, catalogue: Catalogue, strategy: str) -> Catalogue:
         """A catalogue with the index or the codebook that the strategy needs."""
-        index = cached = None
-        if strategy == "two-step":
-            index = Neighbours(catalogue.items, self.settings["index"])
-        if strategy == "codebook":
-            cached = codebook.compute(*self.users.prototypes(), catalogue.items, self.rule)
+        items, own, shared = catalogue.items, strategy == "two-step", strategy == "codebook"
+        index = Neighbours(items, self.settings["index"]) if own else None
+        cached = codebook.compute(*self.users.prototypes(), items, self.rule) if shared else None
         return catalogue._replace(index=index, codebook=cached)
-
-    # ------------------------------------------------------------------------------------------------- requests
 
     def retrieve(
         self,
@@ -125,20 +119,9 @@ class Retriever:
         `exclude`: item numbers, one list for all requests or one per request. `caps`: the largest number of items per
         genre. `user` is for models with a free π per user. Invalid input raises a BachError and changes nothing.
         """
-        return self._answer(self.catalogue, history, K, pi, exclude, keep_history, user, caps)
-
-    def recall(self, history: Any, K: int = 100) -> float:
-        """The share of the exact slates that this retriever finds: 1 unless lists are approximate."""
-        both = (self.catalogue, self.built(self.catalogue, "exact"))
-        found, wanted = (self._answer(one, history, K).items for one in both)
-        return float(np.mean([np.isin(a, b).mean() for a, b in zip(wanted, found, strict=True)]))
-
-    def _answer(
-        self, catalogue: Catalogue, history, K: int, pi=None, exclude=None, keep_history=False, user=None, caps=None
-    ) -> Slate:
+        catalogue = self.catalogue
         histories = lists_of("history", history, len(catalogue.vectors))
-        B = len(histories)
-        if not B:
+        if not (B := len(histories)):
             raise BachError("history holds no request: give at least one list of items, which may be empty")
         left_out = lists_of("exclude", [] if exclude is None else exclude, len(catalogue.vectors), B)
         if not keep_history:
@@ -163,7 +146,11 @@ class Retriever:
                 slates.append(capped_slate(own, int(K), most, self.genres, caps, row))
             return joined(slates)
 
-    # --------------------------------------------------------------------------------------- items come and go
+    def recall(self, history: Any, K: int = 100) -> float:
+        """The share of the exact slates that this retriever finds: 1 unless lists are approximate."""
+        one, scan = copy(self), copy(self)  # `one` keeps its catalogue, whatever comes or goes meanwhile
+        scan.catalogue = self.built(one.catalogue, "exact")
+        return found_of(scan.retrieve(history, K).items, one.retrieve(history, K).items)
 
     def vectors(self, slate: Slate) -> np.ndarray:
         """(B, K, d): the embeddings of a slate's items, for `rerank`."""
@@ -174,7 +161,7 @@ class Retriever:
         rows: np.ndarray | Tensor | None = None,
         *,
         vectors: np.ndarray | None = None,
-        genres: Sequence[Sequence[str]] | None = None,
+        genres: Genres | None = None,
     ) -> np.ndarray:
         """Serve new items, and read them in histories; returns their numbers.
 
@@ -185,8 +172,8 @@ class Retriever:
         with self._writing:
             old = self.catalogue
             numbers = np.arange(len(old.vectors), len(old.vectors) + len(new))
-            known, tokens = np.concatenate([old.vectors, new]), np.concatenate([old.tokens, read])
-            made = self._changed(known, tokens, np.concatenate([old.numbers, numbers]))
+            more = zip(old[:3], (new, read, numbers), strict=True)
+            made = self._changed(*(np.concatenate(both) for both in more))
             if self.genres is not None:
                 self.genres = [*self.genres[: numbers[0]], *(genres if genres is not None else [[]] * len(numbers))]
             self.catalogue = made
@@ -204,8 +191,6 @@ class Retriever:
     def _changed(self, vectors: np.ndarray, tokens: np.ndarray, numbers: np.ndarray) -> Catalogue:
         tokens = None if self.model.history == "tower" else tokens  # then histories are read from the vectors
         return self.built(Catalogue.of(vectors, tokens, numbers), self.strategy)
-
-    # -------------------------------------------------------------------------------------------- saving, loading
 
     def save(self, folder: str | Path) -> Path:
         """Write the index; processes that have an older one of this folder open keep it until they `reload`."""
@@ -226,10 +211,8 @@ class Retriever:
         made = cls.__new__(cls)
         made._take(model, genres, **about["settings"])
         if made.model_hash != about["model"]:
-            raise BachError(
-                f"{folder} is the index of another model (hash {about['model'][:12]} there, {made.model_hash[:12]} "
-                "here). Load the run it was made with, or build a new index"
-            )
+            hashes = f"hash {about['model'][:12]} there, {made.model_hash[:12]} here"
+            raise BachError(f"{folder} is the index of another model ({hashes}): load its run, or build a new index")
         made.strategy, made.why, made.catalogue, made.folder = about["strategy"], about["why"], catalogue, Path(folder)
         return made
 
