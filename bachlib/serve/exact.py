@@ -1,7 +1,6 @@
 """Exact top-K over the whole catalogue: cache-sized blocks, and bounds that skip nearly all items.
 
-An item reaches the K-th best score θ only if Σ_r exp(term_r) ≥ e^θ. Three filters, each for the items that passed the
-one before:
+An item reaches the K-th best score θ only if Σ_r exp(term_r) ≥ e^θ. Three filters, one after the other:
 
     1. With parts λ_r that sum to e^θ, at least one head has to give its part: t_r ≥ cut_r. One comparison per cosine.
     2. Each head's term is looked up in a table of its density over the cosine, rounded up. No logarithm or exponential.

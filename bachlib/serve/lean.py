@@ -59,7 +59,7 @@ def search(
         return joined([search(catalogue, *part, rule, settings) for part in asked])
     items, out = catalogue.items, catalogue.left_out(left_out, K)
     strategy, looked_at = "exact", np.full(len(pi), len(items))
-    certified = enough = np.ones(len(pi), bool)
+    certified, enough = np.ones((2, len(pi)), bool)
     if catalogue.codebook is not None:
         strategy, (best, looked_at) = "codebook", codebook.top_k(catalogue.codebook, pi, K, out, rule)
     elif catalogue.index is None:

@@ -212,7 +212,7 @@ class Retriever:
         made._take(model, genres, **about["settings"])
         if made.model_hash != about["model"]:
             hashes = f"hash {about['model'][:12]} there, {made.model_hash[:12]} here"
-            raise BachError(f"{folder} is the index of another model ({hashes}): load its run, or build a new index")
+            raise BachError(f"{folder} is the index of another model ({hashes}). Load its run or build a new index")
         made.strategy, made.why, made.catalogue, made.folder = about["strategy"], about["why"], catalogue, Path(folder)
         return made
 
