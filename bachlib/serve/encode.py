@@ -35,7 +35,7 @@ class Users:
         empty = [row for row, ids in enumerate(histories) if not len(ids)]
         if empty and isinstance(self.model.encoder, Capsules | ComiRecSA | SASRec):
             alone = f"{type(self.model.encoder).__name__} makes its heads from the history alone"
-            raise BachError(f"request {empty[0]} has an empty history, and {alone}; use CLS tokens or a codebook")
+            raise BachError(f"request {empty[0]} has an empty history; {alone}: use a codebook or CLS tokens")
         heads, log_pi, kappa = self.model.encode(*self._read(catalogue, histories, user))
         fine = ((heads.norm(dim=-1) - 1).abs() < 1e-3).all(1)  # false for NaN
         if not bool(fine.all()):
