@@ -41,11 +41,11 @@ class Users:
         if not bool(fine.all()):
             row = int((~fine).nonzero()[0])
             raise BachError(f"request {row}: the encoder has no heads for this history of {len(histories[row])} items")
-        weights, log_weight, one = self._steered(log_pi, pi), np.zeros(log_pi.shape), np.ones(log_pi.shape)
-        if self.model.kernel is not None:
-            with np.errstate(divide="ignore"):
-                log_weight, one = np.log(weights) + self._log_c(kappa), float64(kappa)
-        return Query(float32(heads), log_weight, one, self.rule), weights
+        weights = self._steered(log_pi, pi)
+        if self.model.kernel is None:
+            return Query(float32(heads), np.zeros(weights.shape), np.ones(weights.shape), self.rule), weights
+        with np.errstate(divide="ignore"):
+            return Query(float32(heads), np.log(weights) + self._log_c(kappa), float64(kappa), self.rule), weights
 
     @torch.no_grad()
     def weights(self, catalogue: Catalogue, histories: Histories, pi: Given = None, user=None) -> Pi:

@@ -5,16 +5,17 @@
     codebook   cached lists reweighted by π_u, no search at all         …-global     always certified
     auto       the cheapest of these, measured; `retriever.why` says why
 
-A retriever can be used from any number of threads: a request reads one `Catalogue` from beginning to end, and `add`
-and `remove` replace it by a new one.
+Any number of threads can use it: a request reads one `Catalogue`, and `add` and `remove` replace it by a new one.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from copy import copy
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,17 +25,22 @@ from torch import Tensor
 
 from bachlib import BachError
 from bachlib.model.twotower import TwoTower
-from bachlib.serve import codebook, costs, store
+from bachlib.serve import codebook, exact, store
 from bachlib.serve.catalogue import Catalogue, known_ids, lists_of
 from bachlib.serve.encode import Users, float32, new_items
 from bachlib.serve.lean import one_core, search
 from bachlib.serve.rerank import Genres, capped_slate
 from bachlib.serve.slate import Slate, found_of, joined
 from bachlib.serve.steering import Steering
-from bachlib.serve.twostep import Kind, Neighbours
+from bachlib.serve.twostep import Kind, Neighbours, two_step
 from bachlib.train.run import Run
 
 Strategy = Literal["auto", "exact", "two-step", "codebook"]
+
+# two-step (hnsw) over exact, one request, K = 100, k = 8, by `bach bench serve`: items → ratio
+RATIOS = {20_000: 3.0, 50_000: 1.4, 200_000: 0.24, 1_000_000: 0.07}
+WORTH_BUILDING, RECALL = 0.5, 0.99  # of a graph: the largest of these ratios, the smallest share of items found
+TRIALS = [slice(u, u + 1) for u in range(24)]  # requests that are timed
 
 
 class Retriever:
@@ -89,7 +95,7 @@ class Retriever:
             raise BachError("strategy='codebook' needs heads that all users share: p-bach-global or v-bach-global")
         with self._writing:
             if strategy == "auto":
-                self.strategy, self.catalogue, self.why = costs.choose(self)
+                self.strategy, self.catalogue, self.why = cheapest(self)
             else:
                 self.catalogue = self.built(self.catalogue, strategy)
                 self.strategy, self.why = strategy, f"{strategy}: asked for"
@@ -227,3 +233,47 @@ class Retriever:
 
     def __repr__(self) -> str:
         return f"Retriever({self.strategy}, {len(self.catalogue.numbers):,} items, {self.rule}; {self.why})"
+
+
+@one_core()
+def cheapest(retriever: Retriever) -> tuple[str, Catalogue, str]:
+    """(strategy, its catalogue, why): timed on this machine with requests of this model for 100 items."""
+    bare = retriever.built(retriever.catalogue, "exact")
+    n, rng = len(bare.items), np.random.default_rng(0)
+    K = min(100, n)
+    histories = [rng.choice(bare.numbers, min(n, retriever.model.n_hist)) for _ in TRIALS]
+    out = bare.left_out([np.empty(0, np.int64)] * len(TRIALS), K)
+    anyone = np.zeros(len(TRIALS), np.int64)  # only read by models with a free π per user
+    query, pi = retriever.users.query(bare, histories, user=anyone)
+    scan = _milliseconds(lambda u: exact.top_k(query[u], bare.items, K, out[u]))
+    said = f"{n:,} items, k = {retriever.model.k}: a scan takes {scan:.2f} ms"
+    if retriever.users.shared_heads is not None:
+        other, made, recall = "codebook", retriever.built(bare, "codebook"), 1.0
+        took = _milliseconds(lambda u: codebook.top_k(made.codebook, pi[u], K, out[u], retriever.rule))
+        said += f", the codebook's lists {took:.2f} ms"
+    else:
+        # Building a graph takes long, so it has to be promising.
+        expected = float(np.exp(np.interp(np.log(n), np.log(list(RATIOS)), np.log(list(RATIOS.values())))))
+        if expected > WORTH_BUILDING:
+            return "exact", bare, f"exact: {said}; two-step would take about {expected:.1f} times that"
+        if find_spec("faiss") is None:
+            hint = "two-step may be faster and needs faiss: pip install 'bachlib[faiss-cpu]'"
+            return "exact", bare, f"exact: {said}; {hint}"
+        other, made = "two-step", retriever.built(bare, "two-step")
+        lists = (made.index, retriever.settings["M"], retriever.settings["max_M"])
+        found = two_step(query, bare.items, K, out, *lists)[0].found
+        recall = found_of(exact.top_k(query, bare.items, K, out).found, found)
+        took = _milliseconds(lambda u: two_step(query[u], bare.items, K, out[u], *lists))
+        said += f", two-step {took:.2f} ms with recall {recall:.3f}"
+    better = took < scan and recall >= RECALL
+    return (other, made, f"{other}: {said}") if better else ("exact", bare, f"exact: {said}")
+
+
+def _milliseconds(request: Callable[[slice], Any]) -> float:
+    """The median of single requests, after one to warm up."""
+    took = []
+    for u in [TRIALS[0], *TRIALS]:
+        start = time.perf_counter()
+        request(u)
+        took.append(1000 * (time.perf_counter() - start))
+    return float(np.median(took[1:]))
