@@ -37,9 +37,8 @@ def top_k(query: Query, items: Float[np.ndarray, "n d"], K: int, left_out: LeftO
 
 def _scan(best: Best, users: slice) -> None:
     query, items = best.query[users], best.items
-    (B, k, d), n = query.heads.shape, len(items)
+    (B, k, d), n, peak = query.heads.shape, len(items), _peaks(query)
     rows, slack = query.heads.reshape(-1, d).T, rounding(d)
-    peak = _peaks(query)
     order, shift, table = np.argsort(peak, axis=1), None, np.empty((B, k, BINS + 2), np.float32)
     starts = best.left_out.starts[users.start : users.stop + 1]
     K = best.scores.shape[1]
@@ -81,10 +80,8 @@ def _peaks(query: Query) -> Float[np.ndarray, "B k"]:
 
 def thresholds_of(query: Query, theta: Float[np.ndarray, " B"]) -> Float[np.ndarray, "B k"]:
     """cut_r of every user without allowance for rounding; above 1 for a head that can be skipped."""
-    cut = np.empty(query.kappa.shape)
-    peak = _peaks(query)
-    order = np.argsort(peak, axis=1)
+    cut, peak = np.empty(query.kappa.shape), _peaks(query)
     for u in range(len(cut)):
-        at = (query.log_weight[u], query.kappa[u], query.power, query.soft, peak[u], order[u])
+        at = (query.log_weight[u], query.kappa[u], query.power, query.soft, peak[u], np.argsort(peak[u]))
         thresholds(theta[u], *at, 0.0, cut[u])
     return cut

@@ -20,7 +20,7 @@ from bachlib.serve import codebook, exact, store
 from bachlib.serve.catalogue import Catalogue, lists_of
 from bachlib.serve.density import Query, Rule
 from bachlib.serve.slate import Slate, joined
-from bachlib.serve.steering import checked_pi
+from bachlib.serve.steering import Pi, checked_pi
 from bachlib.serve.twostep import two_step
 
 REQUESTS = 256  # searched for at a time
@@ -44,13 +44,7 @@ class CodebookServer:
 
 
 def search(
-    catalogue: Catalogue,
-    query: Query | None,
-    pi: np.ndarray,
-    K: int,
-    left_out: list[np.ndarray],
-    rule: Rule,
-    settings: Mapping[str, Any],
+    catalogue: Catalogue, query: Query | None, pi: Pi, K: int, left_out: list[np.ndarray], rule: Rule, settings: Mapping
 ) -> Slate:
     """The K best of each request by the strategy the catalogue is built for; a codebook needs no query."""
     if len(pi) > REQUESTS:

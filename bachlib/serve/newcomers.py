@@ -35,12 +35,11 @@ def exemplars(
     member: Bool[np.ndarray, "n g"], popularity: Float[np.ndarray, " n"], names: Sequence[str], per_label: int = 3
 ) -> dict[str, Int[np.ndarray, " m"]]:
     """The most popular items of each label (genre, brand, shop), to represent it in a context."""
-    made = {}
+    order, made = np.argsort(-np.asarray(popularity), kind="stable"), {}
     for name, column in zip(names, np.asarray(member, bool).T, strict=True):
-        own = np.flatnonzero(column)
-        if not len(own):
+        made[name] = order[column[order]][:per_label]
+        if not len(made[name]):
             raise BachError(f"no item has the label {name}")
-        made[name] = own[np.argsort(-np.asarray(popularity)[own], kind="stable")[:per_label]]
     return made
 
 

@@ -19,6 +19,7 @@ from bachlib import BachError
 from bachlib.serve.slate import Slate
 
 Genres = Sequence[Sequence[str]]  # those of each item
+Scores, Vectors = Float[np.ndarray, "B n"], Float[np.ndarray, "B n d"]  # of n candidates
 
 
 def capped_slate(
@@ -56,9 +57,7 @@ def capped(genres: Genres, caps: Mapping[str, int], K: int) -> list[int]:
     return taken
 
 
-def mmr(
-    scores: Float[np.ndarray, "B n"], vectors: Float[np.ndarray, "B n d"], K: int, trade: float = 0.7
-) -> Int[np.ndarray, "B K"]:
+def mmr(scores: Scores, vectors: Vectors, K: int, trade: float = 0.7) -> Int[np.ndarray, "B K"]:
     """Places of K of n candidates. `trade` λ: 1 is the order of the scores, 0 looks at diversity only."""
     if not 0 <= trade <= 1:
         raise BachError(f"trade should be between 0 (only diversity) and 1 (only relevance); got {trade}")
@@ -74,9 +73,7 @@ def mmr(
     return chosen
 
 
-def dpp(
-    scores: Float[np.ndarray, "B n"], vectors: Float[np.ndarray, "B n d"], K: int, strength: float = 1.0
-) -> Int[np.ndarray, "B K"]:
+def dpp(scores: Scores, vectors: Vectors, K: int, strength: float = 1.0) -> Int[np.ndarray, "B K"]:
     """Places of K of n candidates, greedily. `strength` α: how much relevance counts against being different."""
     if not strength >= 0:
         raise BachError(f"strength should be at least 0; got {strength}")
@@ -97,7 +94,7 @@ def dpp(
     return chosen
 
 
-def _relevance(scores: np.ndarray, vectors: np.ndarray, K: int) -> Float[np.ndarray, "B n"]:
+def _relevance(scores: Scores, vectors: Vectors, K: int) -> Scores:
     """Scores of each row brought to 0 … 1."""
     if scores.ndim != 2 or vectors.shape[:2] != scores.shape:
         raise BachError(f"scores should be (B, n) and vectors (B, n, d); got {scores.shape} and {vectors.shape}")
