@@ -113,11 +113,11 @@ def test_thresholds_bound_what_they_leave_out():
     items, pi, kappa, query = random_case(rng, 2000, 5, 6, 16)
     scores = torch_scores(query, items, pi, kappa)
     theta = np.sort(scores, 1)[:, -30]
-    tau = exact.thresholds_of(query, theta)
+    cut = exact.thresholds_of(query, theta)
     t = np.einsum("nd,bkd->bnk", items.astype(float), query.heads.astype(float))
-    out = (t < tau[:, None]).all(2)
+    out = (t < cut[:, None]).all(2)
     assert out.any() and (scores[out] < np.broadcast_to(theta[:, None], scores.shape)[out]).all()
-    np.testing.assert_allclose(query.bound(np.minimum(tau, 1 + 1e-5)), theta, atol=1e-3)  # τ is a millionth low
+    np.testing.assert_allclose(query.bound(np.minimum(cut, 1 + 1e-5)), theta, atol=1e-3)  # cut is a millionth low
 
 
 def test_rounding_covers_float32_products():

@@ -1,7 +1,6 @@
 """Measurements: each goal is a ratio of CPU seconds on one thread, taken in one process, and saved as JSON.
 
-Here are the tools, the list of all benches, and the first of them: preparing a log. `model` has the normalisers, the
-loss, training and evaluation; `serve` has retrieval and the explorer.
+Here are the tools, the list of all benches, and the first of them: preparing a log.
 """
 
 from __future__ import annotations
@@ -15,12 +14,13 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
-from bachlib import BachError
 from bachlib.data import Dataset, planted, prepare
 from bachlib.data.log_table import connect
 from bachlib.data.sources import SOURCES
@@ -45,23 +45,9 @@ def peak_gb() -> float:
 
 def in_fresh_process(work: Callable[..., dict[str, Any]], *arguments: Any, **environment: str) -> dict[str, Any]:
     """The result of `work` in a new process with these environment variables, so that peak memory is its own."""
-    spawn, before = multiprocessing.get_context("spawn"), dict(os.environ)
-    results = spawn.Queue()
-    os.environ.update(environment)
-    try:
-        process = spawn.Process(target=_put, args=(results, work, arguments))
-        process.start()
-        process.join()
-    finally:
-        for name in environment:
-            os.environ.pop(name) if name not in before else os.environ.update({name: before[name]})
-    if process.exitcode:
-        raise BachError(f"the measurement failed with exit code {process.exitcode}; its error message is above")
-    return results.get()
-
-
-def _put(results: multiprocessing.Queue, work: Callable[..., dict[str, Any]], arguments: tuple) -> None:
-    results.put(work(*arguments))
+    spawn = multiprocessing.get_context("spawn")
+    with patch.dict(os.environ, environment), ProcessPoolExecutor(1, spawn) as pool:
+        return pool.submit(work, *arguments).result()
 
 
 def judged(name: str, result: dict[str, Any], goals: dict[str, float]) -> dict[str, Any]:
@@ -84,24 +70,21 @@ def save(name: str, results: list[dict[str, Any]]) -> Path:
     return path
 
 
-# ------------------------------------------------------------------------------------------------- preparing a log
-
-# shape → (goal for the ratio to a bare scan or None, goal for memory in GB)
-SHAPES = {"movielens-20m": (4.0, 3.0), "taobao": (None, 4.0)}
-ROWS = {"movielens-20m": 20_000_000, "taobao": 100_000_000}
+# shape → (rows, goals: the ratio to a bare scan, memory)
+SHAPES = {"movielens-20m": (20_000_000, {"ratio": 4.0, "peak_gb": 3.0}), "taobao": (100_000_000, {"peak_gb": 4.0})}
 
 
 def bench_prepare(shape: str, rows: int | None = None) -> dict[str, Any]:
     """Prepare a generated log of `rows` rows, compared with a bare scan of the same file, in a new process."""
-    rows = rows or ROWS[shape]
+    usual, goals = SHAPES[shape]
+    rows = rows or usual
     path = output_dir("bench", f"{shape}-{rows}.csv")
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         print(f"writing {path.name} ({rows:,} rows) …", flush=True)
         write_log(shape, rows, path)
     result = {"rows": rows, "bytes": path.stat().st_size, **in_fresh_process(_prepare, shape, path)}
-    goals = dict(zip(("ratio", "peak_gb"), SHAPES[shape], strict=True))
-    return judged(shape, result, {key: goal for key, goal in goals.items() if goal})
+    return judged(shape, result, goals)
 
 
 def _prepare(shape: str, path: Path) -> dict[str, Any]:
@@ -153,9 +136,6 @@ def scan(source_name: str, path: Path) -> None:
     with connect("2GB", path.parent / "spill", threads=1) as con:
         con.execute(f"""SELECT {seen} FROM read_csv('{path}', auto_detect = false, delim = '{source.delimiter}',
             header = {source.header is not None}, columns = {{{types}}})""").fetchall()
-
-
-# ------------------------------------------------------------------------------------------------------ all benches
 
 
 def _late(module: str, bench: str, *arguments: Any) -> Callable[[], dict[str, Any]]:

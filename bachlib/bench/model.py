@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,12 @@ from bachlib.model.twotower import plain_step_loss
 from bachlib.rank.ranks import sample_users
 
 N_USERS, K = 10_000, 8  # of evaluation
+CLEAR = Path("/proc/self/clear_refs")
 WORLD = {"n_users": 12_000, "n_items": 20_050}  # after preparation a little more than 10,000 and 20,000
 
 
 def bench_sphere(kernel_name: str) -> dict[str, Any]:
-    """log C_d(κ) against mpmath (d from 2 to 1024, κ from 0 to 10⁴) and its cost against the loss core at k = 32.
-
-    The goal is about a whole training step; the loss core is only a part of one, so this measure is stricter.
-    """
+    """log C_d(κ) against mpmath (d from 2 to 1024, κ from 0 to 10⁴) and its cost against the loss core at k = 32."""
     kernel = KERNELS[kernel_name]
     kappas = torch.cat([torch.zeros(1), torch.logspace(-4, 4, 33)]).double()
     errors = {torch.float64: 0.0, torch.float32: 0.0}
@@ -45,9 +44,8 @@ def bench_sphere(kernel_name: str) -> dict[str, Any]:
     kappa = (torch.rand(16_384) * 50).requires_grad_()
     cost = best_of(lambda: torch.autograd.grad(kernel.log_normalizer(kappa, 64).sum(), kappa))
     share = cost / best_of(_loss_core(512, 32, 64, 2560)["one_pass"], 3)
-    result = {"error_float64": errors[torch.float64], "error_float32": errors[torch.float32], "share": share}
-    goals = {"error_float64": 1e-10, "error_float32": 5e-7, "share": 0.02}
-    return judged(kernel_name, {"seconds": cost, **result}, goals)
+    found = {"error_float64": errors[torch.float64], "error_float32": errors[torch.float32], "share": share}
+    return judged(kernel_name, {"seconds": cost, **found}, dict(zip(found, (1e-10, 5e-7, 0.02), strict=True)))
 
 
 def exact_log_normalizer(kernel_name: str, kappa: float, d: int) -> mpmath.mpf:
@@ -65,7 +63,7 @@ def exact_log_normalizer(kernel_name: str, kappa: float, d: int) -> mpmath.mpf:
 def bench_loss(k: int) -> dict[str, Any]:
     """The loss core at B = 512, C = 2560, d = 64: CPU time against its bare products, memory; autograd beside it."""
     fast, slow = (in_fresh_process(_loss, which, k) for which in ("one_pass", "plain"))
-    result = {**fast, "plain_ratio": slow["ratio"], "plain_extra_mb": slow["extra_mb"]}
+    result = fast | {f"plain_{key}": value for key, value in slow.items()}
     return judged(f"k = {k}", result, {"ratio": 1.35, "extra_mb": 20.0})
 
 
@@ -101,16 +99,12 @@ def _loss_core(B: int, k: int, d: int, C: int) -> dict[str, Callable[[], Any]]:
     room, to_rows, to_items = torch.empty(size, C), torch.empty_like(rows), torch.zeros_like(v)
 
     def bare() -> None:
-        for start in range(0, len(rows), size):
-            block = rows[start : start + size]
+        for block, gradient in zip(rows.split(size), to_rows.split(size), strict=True):
             logits = torch.mm(block, v.T, out=room[: len(block)])
-            torch.mm(logits, v, out=to_rows[start : start + size])
+            torch.mm(logits, v, out=gradient)
             to_items.addmm_(logits.T, block)
 
     return {"one_pass": one_pass, "plain": plain, "bare": bare}
-
-
-# ------------------------------------------------------------------------------------------------------- training
 
 
 def training_data() -> Dataset:
@@ -120,21 +114,16 @@ def training_data() -> Dataset:
     return world(n_users=2_900, n_items=3_494)
 
 
-def _steps(dataset: Dataset, k: int, batch_size: int = 512) -> tuple[Callable[[], None], Callable[[], None]]:
+def _steps(dataset: Dataset, k: int) -> tuple[Callable[[], None], Callable[[], None]]:
     """(the step of `fit`, the plain one) on the next batch, optimiser included, each with its own model."""
 
     def step_of(loss_of: Callable, fused: bool) -> Callable[[], None]:
         model = build("p-bach", dataset, k).train()
         optimizer = torch.optim.Adam(model.parameters(), 1e-3, fused=fused or None)
-        windows = Windows(dataset, batch_size)
-        batches = iter(windows)
+        batches = chain.from_iterable(repeat(Windows(dataset, 512)))  # epoch after epoch
 
         def step() -> None:
-            nonlocal batches
-            batch = next(batches, None)
-            if batch is None:
-                batches = iter(windows)
-                batch = next(batches)
+            batch = next(batches)
             negatives = torch.randint(0, dataset.n_items, (2048,))
             optimizer.zero_grad()
             loss_of(model, torch.from_numpy(batch.history), torch.from_numpy(batch.positive), negatives).backward()
@@ -167,10 +156,9 @@ def bench_epoch() -> dict[str, Any]:
 def bench_memory() -> dict[str, Any]:
     """The memory that a step needs more at k = 32 than at k = 1, without parameters and the towers' share (Linux only).
 
-    Parameters, gradients and optimiser state exist before the step and so are not counted. Every tensor is returned to
-    the system as soon as it is freed, so that the memory in use is the memory seen.
+    Every tensor is returned to the system as soon as it is freed, so that the memory in use is the memory seen.
     """
-    if not Path("/proc/self/clear_refs").exists():
+    if not CLEAR.exists():
         raise BachError("the memory of a step is measured with /proc, which only Linux has")
     one, many = (in_fresh_process(_memory, k, MALLOC_MMAP_THRESHOLD_="65536") for k in (1, 32))
     growth = {key: many[key] - one[key] for key in one}
@@ -198,7 +186,7 @@ def _memory(k: int) -> dict[str, Any]:
         held = [model.encoder(tokens, history), model.gate(tokens, history)]
     towers = sum(kept.values()) / 1e6
     del held, tokens, model
-    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    CLEAR.write_text("5")  # the peak counts from here
     before = _memory_mb("VmRSS")
     step()
     return {"step_mb": _memory_mb("VmHWM") - before, "towers_mb": towers}
@@ -238,16 +226,12 @@ def _evaluate(times: int) -> dict[str, Any]:
 def bare_products(model: torch.nn.Module, dataset: Dataset) -> Callable[[], None]:
     """Every head of every user times every item, in blocks that stay in the cache; the result is not used."""
     heads = diagnostics.encode_users(model, dataset, sample_users(dataset, N_USERS, 0)).heads
-    rows, items = heads.flatten(0, 1), model.items().detach()
-    height = 1024
-    width = onepass.BLOCK // height
+    rows, blocks = heads.flatten(0, 1).split(1024), model.items().detach().split(onepass.BLOCK // 1024)
     room = torch.empty(onepass.BLOCK)
 
     def products() -> None:
-        for start in range(0, len(rows), height):
-            some = rows[start : start + height]
-            for first in range(0, len(items), width):
-                block = items[first : first + width]
+        for some in rows:
+            for block in blocks:
                 torch.mm(some, block.T, out=room[: len(some) * len(block)].view(len(some), -1))
 
     return products

@@ -1,8 +1,7 @@
 """The served items: numbers, vectors and what was computed from them. A catalogue is replaced, never changed.
 
 An item keeps its number. An item that is no longer served stays known, because histories may hold it; an item that came
-after training has a number beyond the data set's. A request reads one `Catalogue` from beginning to end, so a new one
-can replace it at any time. Below: checks of the item numbers and vectors that users give.
+after training has a number beyond the data set's. Below: checks of the item numbers and vectors that users give.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class Catalogue(NamedTuple):
 
     @classmethod
     def of(cls, vectors: np.ndarray, tokens: np.ndarray | None = None, numbers: np.ndarray | None = None) -> Catalogue:
-        vectors = _unit("item vectors", vectors)
+        vectors = _unit(vectors)
         tokens = vectors if tokens is None else np.ascontiguousarray(tokens, np.float32)
         everything = numbers is None or len(numbers) == len(vectors)
         numbers = np.arange(len(vectors)) if everything else np.asarray(numbers)
@@ -47,10 +46,8 @@ class Catalogue(NamedTuple):
         remaining = len(self.numbers) - np.diff(out.starts)
         if (remaining < K).any():
             row = int(np.argmin(remaining))
-            raise BachError(
-                f"K={K}, but of {len(self.numbers):,} items {remaining[row]:,} remain for request {row} after history "
-                "and exclusions; ask for at most that many"
-            )
+            left = f"of {len(self.numbers):,} items {remaining[row]:,} remain for request {row}"
+            raise BachError(f"K={K}, but {left} after history and exclusions; ask for at most that many")
         return out
 
 
@@ -78,8 +75,7 @@ def lists_of(name: str, given: Any, n: int, B: int | None = None) -> list[Int[np
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable) or getattr(given, "ndim", 1) == 0:
         raise BachError(f"{name} should be a list of item numbers, or one list per request; got {given!r:.60}")
     rows = list(given)
-    nested = any(isinstance(row, Iterable) for row in rows) or getattr(given, "ndim", 1) > 1
-    if not nested:
+    if not any(isinstance(row, Iterable) for row in rows) and getattr(given, "ndim", 1) <= 1:
         return [known_ids(name, rows, n, pads=True)] * (B or 1)
     if B is not None and len(rows) != B:
         raise BachError(f"{name} has {len(rows)} lists for {B} requests: give one per request, or one list for all")
@@ -97,11 +93,11 @@ def as_numbers(name: str, given: Any) -> Float[np.ndarray, "n d"]:
     return array
 
 
-def _unit(name: str, vectors: Any) -> Float[np.ndarray, "n d"]:
-    vectors = as_numbers(name, vectors)
+def _unit(vectors: Any) -> Float[np.ndarray, "n d"]:
+    vectors = as_numbers("item vectors", vectors)
     length = np.linalg.norm(vectors, axis=1)
-    if not (np.abs(length - 1) < 1e-3).all():
-        row = int(np.argmax(~(np.abs(length - 1) < 1e-3)))
-        raise BachError(f"{name} should be unit: row {row} has length {length[row]:.3g}; divide each by its length")
+    if (wrong := np.flatnonzero(~(np.abs(length - 1) < 1e-3))).size:  # NaN is wrong, too
+        told = f"row {wrong[0]} has length {length[wrong[0]]:.3g}"
+        raise BachError(f"item vectors should be unit: {told}; divide each by its length")
     off = np.abs(length - 1) > 1e-6  # the bounds of the scan hold for unit vectors only
     return np.where(off[:, None], vectors / length[:, None], vectors) if off.any() else vectors

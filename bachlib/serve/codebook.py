@@ -13,14 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
-from numba import njit
 
 from bachlib.serve.density import Best, LeftOut, Query, Rule
+from bachlib.serve.kernels import STEP, TRUSTED, descend
 
-STEP = 16  # entries of a list at a time
 DENSE_SHARE = 1 / 6  # of the catalogue: scoring more rows one by one takes longer than the dense product
 TINY = 1e-30  # relative to its prototype's largest density, smaller ones count as 0
-TRUSTED = 1e-20  # sums above this are not affected by that
 
 
 class CodebookArrays(NamedTuple):
@@ -36,18 +34,17 @@ class CodebookArrays(NamedTuple):
 
 
 def compute(
-    prototypes: Float[np.ndarray, "k d"],
-    kappa: Float[np.ndarray, " k"],
-    log_c: Float[np.ndarray, " k"],
-    items: Float[np.ndarray, "n d"],
+    prototypes: np.ndarray,
+    kappa: np.ndarray,
+    log_c: np.ndarray,
+    items: np.ndarray,
     rule: Rule,
-    list_length: int | None = None,
+    length: int | None = None,
 ) -> CodebookArrays:
-    """Densities and sorted lists of every prototype; lists of `list_length` (default: an eighth of the items)."""
+    """Densities and sorted lists of every prototype; lists of `length` (default: an eighth of the items)."""
     n, k = len(items), len(prototypes)
-    length = min(n, list_length or max(4096, n // 8))
-    density, lists = np.empty((n, k), np.float32), np.empty((k, length), np.int32)
-    peak = np.empty(k)
+    length = min(n, length or max(4096, n // 8))
+    density, lists, peak = np.empty((n, k), np.float32), np.empty((k, length), np.int32), np.empty(k)
     wide = items.astype(np.float64)
     for r in range(k):
         query = Query(prototypes[None, r : r + 1], log_c[None, r : r + 1], kappa[None, r : r + 1], rule)
@@ -71,7 +68,7 @@ def top_k(
     best = Best(Query(heads, log_pi + arrays.log_c, kappa, rule), arrays.items, K, left_out)
     scale = log_pi + arrays.peak  # log of π_r exp(peak_r)
     weight = np.exp(scale - scale.max(1, keepdims=True)).astype(np.float32)
-    budget, off = int(DENSE_SHARE * n), rounding(k)
+    budget, off = int(DENSE_SHARE * n), (k + 8) * 2.0**-23  # the most that a float32 sum of k products ≥ 0 is off
     met, place, looked = np.empty(budget + STEP, np.float32), np.empty(budget + STEP, np.int64), np.full(B, n)
     for u in range(B):
         out = left_out[u : u + 1].items
@@ -86,66 +83,3 @@ def top_k(
         keep = np.flatnonzero(close) if places is None else places[close]
         best.offer(np.full(len(keep), u), keep)
     return best, looked
-
-
-def rounding(k: int) -> float:
-    """The largest relative error of a float32 sum of k products of rounded numbers ≥ 0, with a margin."""
-    return (k + 8) * 2.0**-23
-
-
-@njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"})
-def dot(row, weight):
-    total = np.float32(0.0)
-    for r in range(len(row)):
-        total += row[r] * weight[r]
-    return total
-
-
-@njit(nogil=True, cache=True)
-def descend(lists, density, weight, K, left_out, scores, places, budget, off):
-    """The threshold algorithm of one user: fills scores and places with the items it saw; returns (count, proved)."""
-    k, length = lists.shape
-    seen = np.zeros(len(density), np.uint8)
-    for j in range(len(left_out)):
-        seen[left_out[j]] = 1
-    depth = np.zeros(k, np.int64)
-    level, below = np.empty(k), np.empty(k)  # the most an unseen item can get from a list; after the next step
-    for r in range(k):
-        level[r] = weight[r] * density[lists[r, 0], r]
-        below[r] = weight[r] * density[lists[r, min(STEP, length - 1)], r]
-    bound = level.sum()
-    top = np.full(K, -np.inf)
-    count = 0
-    while count < budget:
-        most, r = -1.0, -1
-        for s in range(k):
-            fall = level[s] - below[s] + 1e-3 * level[s]
-            if depth[s] + STEP < length and fall > most:
-                most, r = fall, s
-        if r < 0 or (count > budget // 2 and bound > 2.0 * top[K - 1]):  # the lists end, or the bound falls too slowly
-            return count, False
-        for at in range(depth[r], depth[r] + STEP):
-            i = lists[r, at]
-            if seen[i] == 0:
-                seen[i] = 1
-                score = dot(density[i], weight)
-                scores[count], places[count] = score, i
-                count += 1
-                if score > top[K - 1]:
-                    insert_value(score, top)
-        depth[r] += STEP
-        level[r] = below[r]
-        bound = level.sum()  # a new sum: small levels would be lost in differences of large ones
-        below[r] = weight[r] * density[lists[r, min(depth[r] + STEP, length - 1)], r]
-        if top[K - 1] > TRUSTED and top[K - 1] * (1.0 - 2 * off) > bound * (1.0 + 2 * off):
-            return count, True
-    return count, False
-
-
-@njit(nogil=True, cache=True)
-def insert_value(value, top):
-    at = len(top) - 1
-    while at > 0 and value > top[at - 1]:
-        top[at] = top[at - 1]
-        at -= 1
-    top[at] = value

@@ -38,13 +38,7 @@ class Query(NamedTuple):
         return self.rule != "max over heads"
 
     def __getitem__(self, rows) -> Query:
-        """The query of some of the users."""
         return Query(self.heads[rows], self.log_weight[rows], self.kappa[rows], self.rule)
-
-    @property
-    def columns(self) -> Float[np.ndarray, "B d k"]:
-        """Heads as float64 columns, for `rescore`."""
-        return np.ascontiguousarray(self.heads.transpose(0, 2, 1), np.float64)
 
     def terms_at(self, t: Float[np.ndarray, "B k"]) -> Float[np.ndarray, "B k"]:
         """a_r + log ω_κ(t_r) for one cosine per head."""
@@ -55,7 +49,7 @@ class Query(NamedTuple):
     def bound(self, t: Float[np.ndarray, "B k"]) -> Float[np.ndarray, " B"]:
         """No item whose cosines are at most t_r scores above this."""
         terms = self.terms_at(t)
-        return log_sum_exp(terms) if self.soft else terms.max(1)
+        return log_sum_exp(terms) if self.soft else terms.max(-1)
 
 
 def log_sum_exp(x: Float[np.ndarray, "B k"]) -> Float[np.ndarray, " B"]:
@@ -74,7 +68,9 @@ class Best:
 
     def __init__(self, query: Query, items: Float[np.ndarray, "n d"], K: int, left_out: LeftOut):
         B = len(query.log_weight)
-        self.query, self.items, self.left_out, self.columns = query, items, left_out, query.columns
+        self.query, self.items, self.left_out = query, items, left_out
+        self.columns = np.ascontiguousarray(query.heads.transpose(0, 2, 1), np.float64)  # (B, d, k)
+        self._scored_by = (items, self.columns, query.log_weight, query.kappa, query.power, query.soft)
         self.scores = np.full((B, K), -np.inf)
         self.found = np.full((B, K), len(items), np.int64)  # no item yet: any is better
         self.n_scored = 0
@@ -86,15 +82,12 @@ class Best:
 
     def offer(self, users: Int[np.ndarray, " m"], places: Int[np.ndarray, " m"]) -> None:
         """Score these items for these users."""
-        q, out = self.query, self.left_out
-        how = (q.log_weight, q.kappa, q.power, q.soft)
-        rescore(users, places, self.items, self.columns, *how, out.items, out.starts, self.scores, self.found)
+        rescore(users, places, *self._scored_by, *self.left_out, self.scores, self.found)
         self.n_scored += len(places)
 
     def shares(self) -> Float[np.ndarray, "B K k"]:
-        q = self.query
-        out = np.empty((*self.found.shape, q.log_weight.shape[1]))
-        shares(self.found, self.items, self.columns, q.log_weight, q.kappa, q.power, q.soft, out)
+        out = np.empty((*self.found.shape, self.columns.shape[2]))
+        shares(self.found, *self._scored_by, out)
         return out
 
 
@@ -116,8 +109,6 @@ class LeftOut(NamedTuple):
 
 def brute_force(query: Query, items: Float[np.ndarray, "n d"], K: int, left_out: LeftOut) -> Best:
     """Score every item: the plain version that all strategies are tested against."""
-    best = Best(query, items, K, left_out)
-    places = np.arange(len(items))
-    for u in range(len(query.log_weight)):
-        best.offer(np.full(len(items), u), places)
+    best, (B, n) = Best(query, items, K, left_out), (len(query.log_weight), len(items))
+    best.offer(np.repeat(np.arange(B), n), np.tile(np.arange(n), B))
     return best

@@ -18,6 +18,7 @@ from bachlib.serve.density import Query, Rule
 from bachlib.serve.steering import Pi, Steering, checked_pi
 
 Histories = list[Int[np.ndarray, " m"]]
+Given = Pi | Steering | None  # what replaces or steers the model's π
 
 
 class Users:
@@ -29,29 +30,25 @@ class Users:
         self._rows: tuple[np.ndarray | None, Tensor | None] = (None, None)
 
     @torch.no_grad()
-    def query(
-        self, catalogue: Catalogue, histories: Histories, pi: Pi | Steering | None = None, user=None
-    ) -> tuple[Query, Pi]:
+    def query(self, catalogue: Catalogue, histories: Histories, pi: Given = None, user=None) -> tuple[Query, Pi]:
         """(the query: heads, weights and κ; π)."""
         empty = [row for row, ids in enumerate(histories) if not len(ids)]
         if empty and isinstance(self.model.encoder, Capsules | ComiRecSA | SASRec):
-            raise BachError(
-                f"request {empty[0]} has an empty history, and {type(self.model.encoder).__name__} makes its heads "
-                "from the history alone; use a method with CLS tokens or a codebook"
-            )
+            alone = f"{type(self.model.encoder).__name__} makes its heads from the history alone"
+            raise BachError(f"request {empty[0]} has an empty history; {alone}: use a codebook or CLS tokens")
         heads, log_pi, kappa = self.model.encode(*self._read(catalogue, histories, user))
         fine = ((heads.norm(dim=-1) - 1).abs() < 1e-3).all(1)  # false for NaN
         if not bool(fine.all()):
             row = int((~fine).nonzero()[0])
             raise BachError(f"request {row}: the encoder has no heads for this history of {len(histories[row])} items")
-        weights, heads = self._steered(log_pi, pi), float32(heads)
+        weights = self._steered(log_pi, pi)
         if self.model.kernel is None:
-            return Query(heads, np.zeros(weights.shape), np.ones(weights.shape), self.rule), weights
+            return Query(float32(heads), np.zeros(weights.shape), np.ones(weights.shape), self.rule), weights
         with np.errstate(divide="ignore"):
-            return Query(heads, np.log(weights) + self._log_c(kappa), float64(kappa), self.rule), weights
+            return Query(float32(heads), np.log(weights) + self._log_c(kappa), float64(kappa), self.rule), weights
 
     @torch.no_grad()
-    def weights(self, catalogue: Catalogue, histories: Histories, pi: Pi | Steering | None = None, user=None) -> Pi:
+    def weights(self, catalogue: Catalogue, histories: Histories, pi: Given = None, user=None) -> Pi:
         """Only π, for a codebook. If it is given, the towers are not needed."""
         if pi is not None and not isinstance(pi, Steering):
             return checked_pi(pi, len(histories), self.model.k)
@@ -80,17 +77,15 @@ class Users:
         width = max(1, min(self.model.n_hist, max(map(len, histories))))
         padded = np.full((len(histories), width), -1)
         for row, ids in zip(padded, histories, strict=True):
-            last = ids[-width:]
-            row[width - len(last) :] = last
+            row[width - min(width, len(ids)) :] = ids[-width:]
         if (known := self._rows)[0] is not catalogue.tokens:
             self._rows = known = (catalogue.tokens, torch.from_numpy(catalogue.tokens).to(self.model.device))
+        who = None
         if user is not None and isinstance(self.model.gate, PiTable):
-            user = torch.from_numpy(known_ids("user", np.atleast_1d(user), len(self.model.gate.logits)))
-        else:
-            user = None
-        return torch.from_numpy(padded), user, known[1]
+            who = torch.from_numpy(known_ids("user", np.atleast_1d(user), len(self.model.gate.logits)))
+        return torch.from_numpy(padded), who, known[1]
 
-    def _steered(self, log_pi: Tensor, pi: Pi | Steering | None) -> Pi:
+    def _steered(self, log_pi: Tensor, pi: Given) -> Pi:
         weights = float64(log_pi.double().exp())
         weights /= weights.sum(1, keepdims=True)
         if pi is None:

@@ -1,7 +1,6 @@
 """Exact top-K over the whole catalogue: cache-sized blocks, and bounds that skip nearly all items.
 
-An item reaches the K-th best score θ only if Σ_r exp(term_r) ≥ e^θ. Three filters, each for the items that passed the
-one before:
+An item reaches the K-th best score θ only if Σ_r exp(term_r) ≥ e^θ. Three filters, one after the other:
 
     1. With parts λ_r that sum to e^θ, at least one head has to give its part: t_r ≥ cut_r. One comparison per cosine.
     2. Each head's term is looked up in a table of its density over the cosine, rounded up. No logarithm or exponential.
@@ -26,16 +25,10 @@ USERS = 64  # at a time
 FIRST = 3072  # items that give a first θ
 
 
-def top_k(
-    query: Query,
-    items: Float[np.ndarray, "n d"],
-    K: int,
-    left_out: LeftOut,
-    start: tuple[Int[np.ndarray, " m"], Int[np.ndarray, " m"]] | None = None,
-) -> Best:
+def top_k(query: Query, items: Float[np.ndarray, "n d"], K: int, left_out: LeftOut, start: tuple = ()) -> Best:
     """The exact best K of every user. `start`: (users, places) to score first; good ones save work."""
     best = Best(query, items, K, left_out)
-    if start is not None:
+    if start:
         best.offer(*start)
     for first in range(0, len(query.log_weight), USERS):
         _scan(best, slice(first, min(first + USERS, len(query.log_weight))))
@@ -44,9 +37,8 @@ def top_k(
 
 def _scan(best: Best, users: slice) -> None:
     query, items = best.query[users], best.items
-    (B, k, d), n = query.heads.shape, len(items)
+    (B, k, d), n, peak = query.heads.shape, len(items), _peaks(query)
     rows, slack = query.heads.reshape(-1, d).T, rounding(d)
-    peak = _peaks(query)
     order, shift, table = np.argsort(peak, axis=1), None, np.empty((B, k, BINS + 2), np.float32)
     starts = best.left_out.starts[users.start : users.stop + 1]
     K = best.scores.shape[1]
@@ -88,10 +80,8 @@ def _peaks(query: Query) -> Float[np.ndarray, "B k"]:
 
 def thresholds_of(query: Query, theta: Float[np.ndarray, " B"]) -> Float[np.ndarray, "B k"]:
     """cut_r of every user without allowance for rounding; above 1 for a head that can be skipped."""
-    cut = np.empty(query.kappa.shape)
-    peak = _peaks(query)
-    order = np.argsort(peak, axis=1)
+    cut, peak = np.empty(query.kappa.shape), _peaks(query)
     for u in range(len(cut)):
-        at = (query.log_weight[u], query.kappa[u], query.power, query.soft, peak[u], order[u])
+        at = (query.log_weight[u], query.kappa[u], query.power, query.soft, peak[u], np.argsort(peak[u]))
         thresholds(theta[u], *at, 0.0, cut[u])
     return cut

@@ -1,7 +1,5 @@
-"""The compiled loops of the scan and of the score. All in one file: numba caches compiled code until *this* file
-changes, and would not notice a change of a function from another file.
-
-The score of an item is computed by the same operations in the same order everywhere.
+"""All compiled loops: the score, the scan and the threshold algorithm. The score is computed by the same operations in
+the same order everywhere. They share a file because numba does not notice when a function of another file changes.
 """
 
 from __future__ import annotations
@@ -14,9 +12,8 @@ from numba import njit
 EPS = float(np.finfo(np.float64).eps)
 BINS = 256  # of a head's table
 CHUNK = 512  # items between two updates of θ
-
-
-# ------------------------------------------------------------------------------------------------ the score itself
+STEP = 16  # entries of a prototype's list at a time
+TRUSTED = 1e-20  # sums of densities above this are not affected by those that count as 0
 
 
 @njit(nogil=True, cache=True)
@@ -119,17 +116,11 @@ def shares(found, items, columns, log_weight, kappa, power, soft, out):
     for u in range(len(found)):
         for place in range(found.shape[1]):
             item_terms(items[found[u, place]], columns[u], log_weight[u], kappa[u], power, terms)
-            score = combined(terms, soft)
-            given = False
-            for r in range(len(terms)):
-                if soft:
-                    out[u, place, r] = math.exp(terms[r] - score)
-                else:
-                    out[u, place, r] = 1.0 if terms[r] == score and not given else 0.0
-                    given = given or terms[r] == score
-
-
-# ------------------------------------------------------------------------------------------------------- the scan
+            if soft:
+                out[u, place] = np.exp(terms - combined(terms, soft))
+            else:
+                out[u, place] = 0.0
+                out[u, place, np.argmax(terms)] = 1.0
 
 
 @njit(nogil=True, cache=True, fastmath=True)
@@ -235,3 +226,52 @@ def sift(
             insert(combined(terms, soft), begin + i, scores[u], found[u])
             n_scored += 1
     return n_scored
+
+
+@njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"})
+def dot(row, weight):
+    total = np.float32(0.0)
+    for r in range(len(row)):
+        total += row[r] * weight[r]
+    return total
+
+
+@njit(nogil=True, cache=True)
+def descend(lists, density, weight, K, left_out, scores, places, budget, off):
+    """The threshold algorithm of one user: fills scores and places with the items it saw; returns (count, proved)."""
+    k, length = lists.shape
+    seen = np.zeros(len(density), np.uint8)
+    for j in range(len(left_out)):
+        seen[left_out[j]] = 1
+    depth = np.zeros(k, np.int64)
+    level, below = np.empty(k), np.empty(k)  # the most an unseen item can get from a list; after the next step
+    for r in range(k):
+        level[r] = weight[r] * density[lists[r, 0], r]
+        below[r] = weight[r] * density[lists[r, min(STEP, length - 1)], r]
+    bound = level.sum()
+    top, which = np.full(K, -np.inf), np.zeros(K, np.int64)
+    count = 0
+    while count < budget:
+        most, r = -1.0, -1
+        for s in range(k):
+            fall = level[s] - below[s] + 1e-3 * level[s]
+            if depth[s] + STEP < length and fall > most:
+                most, r = fall, s
+        if r < 0 or (count > budget // 2 and bound > 2.0 * top[K - 1]):  # the lists end, or the bound falls too slowly
+            return count, False
+        for at in range(depth[r], depth[r] + STEP):
+            i = lists[r, at]
+            if seen[i] == 0:
+                seen[i] = 1
+                score = dot(density[i], weight)
+                scores[count], places[count] = score, i
+                count += 1
+                if score > top[K - 1]:
+                    insert(score, i, top, which)
+        depth[r] += STEP
+        level[r] = below[r]
+        bound = level.sum()  # a new sum: small levels would be lost in differences of large ones
+        below[r] = weight[r] * density[lists[r, min(depth[r] + STEP, length - 1)], r]
+        if top[K - 1] > TRUSTED and top[K - 1] * (1.0 - 2 * off) > bound * (1.0 + 2 * off):
+            return count, True
+    return count, False

@@ -1,11 +1,7 @@
 """The half of serving that needs no torch: a search in the catalogue once heads and π are known.
 
-    server = CodebookServer("outputs/index/movies")       # a saved codebook, memory-mapped; π comes from elsewhere
-    slate = server.retrieve(pi, K=20, exclude=[3, 17])
-
-A request runs on one core. torch and numpy have separate thread pools; a request that uses both (towers, then scan)
-would have the workers of both spinning on the same cores: on two cores a scan of 0.7 ms took 7 ms. Several requests at
-a time use several cores, and numpy gets its threads back when the last of them ends.
+server = CodebookServer("outputs/index/movies")       # a saved codebook, memory-mapped; π comes from elsewhere
+slate = server.retrieve(pi, K=20, exclude=[3, 17])
 """
 
 from __future__ import annotations
@@ -22,9 +18,9 @@ import threadpoolctl
 from bachlib import BachError
 from bachlib.serve import codebook, exact, store
 from bachlib.serve.catalogue import Catalogue, lists_of
-from bachlib.serve.density import Best, LeftOut, Query, Rule
+from bachlib.serve.density import Query, Rule
 from bachlib.serve.slate import Slate, joined
-from bachlib.serve.steering import checked_pi
+from bachlib.serve.steering import Pi, checked_pi
 from bachlib.serve.twostep import two_step
 
 REQUESTS = 256  # searched for at a time
@@ -48,39 +44,29 @@ class CodebookServer:
 
 
 def search(
-    catalogue: Catalogue,
-    query: Query | None,
-    pi: np.ndarray,
-    K: int,
-    left_out: list[np.ndarray],
-    rule: Rule,
-    settings: Mapping[str, Any],
+    catalogue: Catalogue, query: Query | None, pi: Pi, K: int, left_out: list[np.ndarray], rule: Rule, settings: Mapping
 ) -> Slate:
     """The K best of each request by the strategy the catalogue is built for; a codebook needs no query."""
-    parts = []
-    for first in range(0, max(1, len(pi)), REQUESTS):
-        rows = slice(first, first + REQUESTS)
-        out = catalogue.left_out(left_out[rows], K)
-        best, *told = _found(catalogue, query and query[rows], pi[rows], K, out, rule, settings)
-        parts.append(Slate(catalogue.numbers[best.found], best.scores, best.shares(), pi[rows], *told))
-    return joined(parts)
-
-
-def _found(
-    catalogue: Catalogue, query: Query | None, pi: np.ndarray, K: int, out: LeftOut, rule: Rule, settings: Mapping
-) -> tuple[Best, np.ndarray, np.ndarray, str, np.ndarray]:
-    """(the best, certified, exact if the lists are, strategy, how many items were looked at)."""
-    proved, everything = (np.ones(len(pi), bool), np.ones(len(pi), bool)), np.full(len(pi), len(catalogue.items))
+    if len(pi) > REQUESTS:
+        parts = [slice(first, first + REQUESTS) for first in range(0, len(pi), REQUESTS)]
+        asked = ((query and query[rows], pi[rows], K, left_out[rows]) for rows in parts)
+        return joined([search(catalogue, *part, rule, settings) for part in asked])
+    items, out = catalogue.items, catalogue.left_out(left_out, K)
+    strategy, looked_at = "exact", np.full(len(pi), len(items))
+    certified, enough = np.ones((2, len(pi)), bool)
     if catalogue.codebook is not None:
-        best, looked = codebook.top_k(catalogue.codebook, pi, K, out, rule)
-        return best, *proved, "codebook", looked
-    if catalogue.index is None:
-        return exact.top_k(query, catalogue.items, K, out), *proved, "exact", everything
-    best, lists = two_step(query, catalogue.items, K, out, catalogue.index, settings["M"], settings["max_M"])
-    if settings["lists"] == "approximate":
-        return best, ~proved[0], lists.enough, "two-step", lists.depth.sum(1)
-    start = (np.repeat(np.arange(len(pi)), K), best.found.ravel())
-    return exact.top_k(query, catalogue.items, K, out, start), *proved, "two-step", everything
+        strategy, (best, looked_at) = "codebook", codebook.top_k(catalogue.codebook, pi, K, out, rule)
+    elif catalogue.index is None:
+        best = exact.top_k(query, items, K, out)
+    else:
+        strategy = "two-step"
+        best, lists = two_step(query, items, K, out, catalogue.index, settings["M"], settings["max_M"])
+        if settings["lists"] == "exact":
+            best = exact.top_k(query, items, K, out, (np.repeat(np.arange(len(pi)), K), best.found.ravel()))
+        else:
+            certified, enough, looked_at = ~certified, lists.enough, lists.depth.sum(1)
+    found = (catalogue.numbers[best.found], best.scores, best.shares(), pi)
+    return Slate(*found, certified, enough, strategy, looked_at)
 
 
 _pools = threadpoolctl.ThreadpoolController()  # numpy, whose BLAS it has to find, is imported above
@@ -90,7 +76,11 @@ _inside, _limit = 0, None
 
 @contextmanager
 def one_core() -> Iterator[None]:
-    """numpy's matrix products on one thread, as long as any request is inside."""
+    """numpy's matrix products on one thread, as long as any request is inside.
+
+    torch and numpy have separate thread pools, and a request that uses both (towers, then scan) would have the workers
+    of both spinning on the same cores: on two cores a scan of 0.7 ms took 7 ms.
+    """
     global _inside, _limit
     with _lock:
         if _inside == 0:

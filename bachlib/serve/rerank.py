@@ -18,14 +18,12 @@ from jaxtyping import Float, Int
 from bachlib import BachError
 from bachlib.serve.slate import Slate
 
+Genres = Sequence[Sequence[str]]  # those of each item
+Scores, Vectors = Float[np.ndarray, "B n"], Float[np.ndarray, "B n d"]  # of n candidates
+
 
 def capped_slate(
-    search: Callable[[int], Slate],
-    K: int,
-    most: int,
-    genres: Sequence[Sequence[str]] | None,
-    caps: Mapping[str, int],
-    row: int,
+    search: Callable[[int], Slate], K: int, most: int, genres: Genres | None, caps: Mapping[str, int], row: int
 ) -> Slate:
     """K items of `search(depth)`, the ranking of request `row`, which has `most` items; its proof still holds."""
     if genres is None:
@@ -49,7 +47,7 @@ def capped_slate(
         depth = min(4 * depth, most)
 
 
-def capped(genres: Sequence[Sequence[str]], caps: Mapping[str, int], K: int) -> list[int]:
+def capped(genres: Genres, caps: Mapping[str, int], K: int) -> list[int]:
     """Places of the first K items of a list that respect the caps, in order; `genres`: those of each item."""
     room, taken = dict(caps), []
     for place, own in enumerate(genres):
@@ -59,17 +57,13 @@ def capped(genres: Sequence[Sequence[str]], caps: Mapping[str, int], K: int) -> 
     return taken
 
 
-def mmr(
-    scores: Float[np.ndarray, "B n"], vectors: Float[np.ndarray, "B n d"], K: int, trade: float = 0.7
-) -> Int[np.ndarray, "B K"]:
+def mmr(scores: Scores, vectors: Vectors, K: int, trade: float = 0.7) -> Int[np.ndarray, "B K"]:
     """Places of K of n candidates. `trade` λ: 1 is the order of the scores, 0 looks at diversity only."""
-    _check(scores, vectors, K)
     if not 0 <= trade <= 1:
         raise BachError(f"trade should be between 0 (only diversity) and 1 (only relevance); got {trade}")
-    relevance = _unit_range(scores)
+    relevance, rows = _relevance(scores, vectors, K), np.arange(len(scores))
     nearest = np.zeros(scores.shape)  # largest cosine to what is chosen
-    chosen, rows = np.empty((len(scores), K), np.int64), np.arange(len(scores))
-    free = np.ones(scores.shape, bool)
+    chosen, free = np.empty((len(scores), K), np.int64), np.ones(scores.shape, bool)
     for place in range(K):
         value = np.where(free, trade * relevance - (1 - trade) * nearest, -np.inf)
         chosen[:, place] = at = value.argmax(1)
@@ -79,19 +73,14 @@ def mmr(
     return chosen
 
 
-def dpp(
-    scores: Float[np.ndarray, "B n"], vectors: Float[np.ndarray, "B n d"], K: int, strength: float = 1.0
-) -> Int[np.ndarray, "B K"]:
+def dpp(scores: Scores, vectors: Vectors, K: int, strength: float = 1.0) -> Int[np.ndarray, "B K"]:
     """Places of K of n candidates, greedily. `strength` α: how much relevance counts against being different."""
-    _check(scores, vectors, K)
     if not strength >= 0:
         raise BachError(f"strength should be at least 0; got {strength}")
-    B, n = scores.shape
-    quality = np.exp(strength * _unit_range(scores))
+    quality, (B, n) = np.exp(strength * _relevance(scores, vectors, K)), scores.shape
     gain = quality**2  # what the determinant would be multiplied by
-    factor = np.zeros((B, K, n))
-    chosen, rows = np.empty((B, K), np.int64), np.arange(B)
-    free = np.ones(scores.shape, bool)
+    factor, rows = np.zeros((B, K, n)), np.arange(B)
+    chosen, free = np.empty((B, K), np.int64), np.ones(scores.shape, bool)
     nothing = 1e-7 * quality**2  # what is left of an item that the chosen ones span; these come by relevance
     for place in range(K):
         chosen[:, place] = at = np.where(free, np.maximum(gain, nothing), -np.inf).argmax(1)
@@ -105,14 +94,11 @@ def dpp(
     return chosen
 
 
-def _unit_range(scores: np.ndarray) -> np.ndarray:
+def _relevance(scores: Scores, vectors: Vectors, K: int) -> Scores:
     """Scores of each row brought to 0 … 1."""
-    low, high = scores.min(1, keepdims=True), scores.max(1, keepdims=True)
-    return (scores - low) / np.where(high > low, high - low, 1)
-
-
-def _check(scores: np.ndarray, vectors: np.ndarray, K: int) -> None:
     if scores.ndim != 2 or vectors.shape[:2] != scores.shape:
         raise BachError(f"scores should be (B, n) and vectors (B, n, d); got {scores.shape} and {vectors.shape}")
     if not 1 <= K <= scores.shape[1]:
         raise BachError(f"K={K}: there are {scores.shape[1]} candidates to choose from")
+    low, high = scores.min(1, keepdims=True), scores.max(1, keepdims=True)
+    return (scores - low) / np.where(high > low, high - low, 1)

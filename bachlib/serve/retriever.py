@@ -5,15 +5,17 @@
     codebook   cached lists reweighted by π_u, no search at all         …-global     always certified
     auto       the cheapest of these, measured; `retriever.why` says why
 
-A retriever can be used from any number of threads: a request reads one `Catalogue` from beginning to end, and `add`
-and `remove` replace it by a new one.
+Any number of threads can use it: a request reads one `Catalogue`, and `add` and `remove` replace it by a new one.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping
+from copy import copy
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,17 +25,22 @@ from torch import Tensor
 
 from bachlib import BachError
 from bachlib.model.twotower import TwoTower
-from bachlib.serve import codebook, costs, store
+from bachlib.serve import codebook, exact, store
 from bachlib.serve.catalogue import Catalogue, known_ids, lists_of
 from bachlib.serve.encode import Users, float32, new_items
 from bachlib.serve.lean import one_core, search
-from bachlib.serve.rerank import capped_slate
-from bachlib.serve.slate import Slate, joined
+from bachlib.serve.rerank import Genres, capped_slate
+from bachlib.serve.slate import Slate, found_of, joined
 from bachlib.serve.steering import Steering
-from bachlib.serve.twostep import Kind, Neighbours
+from bachlib.serve.twostep import Kind, Neighbours, two_step
 from bachlib.train.run import Run
 
 Strategy = Literal["auto", "exact", "two-step", "codebook"]
+
+# two-step (hnsw) over exact, one request, K = 100, k = 8, by `bach bench serve`: items → ratio
+RATIOS = {20_000: 3.0, 50_000: 1.4, 200_000: 0.24, 1_000_000: 0.07}
+WORTH_BUILDING, RECALL = 0.5, 0.99  # of a graph: the largest of these ratios, the smallest share of items found
+TRIALS = [slice(u, u + 1) for u in range(24)]  # requests that are timed
 
 
 class Retriever:
@@ -44,7 +51,7 @@ class Retriever:
         model: TwoTower | Run,
         strategy: Strategy = "auto",
         *,
-        genres: Sequence[Sequence[str]] | None = None,
+        genres: Genres | None = None,
         index: Kind = "hnsw",
         M: int | None = None,
         max_M: int | None = None,
@@ -62,18 +69,15 @@ class Retriever:
             self.catalogue = Catalogue.of(float32(self.model.items()), tokens)
         self.choose(strategy)
 
-    def _take(self, model: TwoTower | Run, genres: Sequence[Sequence[str]] | None, **settings: Any) -> None:
+    def _take(self, model: TwoTower | Run, genres: Genres | None, **settings: Any) -> None:
         model = model.model if isinstance(model, Run) else model
         if not isinstance(model, TwoTower):
             name = getattr(model, "config", {}).get("method", type(model).__name__)
-            raise BachError(
-                f"a Retriever needs a model with vectors, or a Run (Run.load(folder, dataset)); got {name}. "
-                "It serves every method of the table except mostpop"
-            )
+            needed = f"a Retriever needs a model with vectors, or a Run (Run.load(folder, dataset)); got {name}"
+            raise BachError(f"{needed}. It serves every method of the table except mostpop")
         if settings["lists"] not in ("approximate", "exact"):
             raise BachError(f"lists={settings['lists']!r}: should be 'approximate' or 'exact'")
-        for name in ("M", "max_M"):
-            value = settings[name]
+        for name, value in (("M", settings["M"]), ("max_M", settings["max_M"])):
             if value is not None and not (isinstance(value, int | np.integer) and value >= 1):
                 raise BachError(f"{name} should be a whole number ≥ 1; got {value!r}")
         if genres is not None and len(genres) < model.n_items:
@@ -91,21 +95,17 @@ class Retriever:
             raise BachError("strategy='codebook' needs heads that all users share: p-bach-global or v-bach-global")
         with self._writing:
             if strategy == "auto":
-                self.strategy, self.catalogue, self.why = costs.choose(self)
+                self.strategy, self.catalogue, self.why = cheapest(self)
             else:
                 self.catalogue = self.built(self.catalogue, strategy)
                 self.strategy, self.why = strategy, f"{strategy}: asked for"
 
     def built(self, catalogue: Catalogue, strategy: str) -> Catalogue:
         """A catalogue with the index or the codebook that the strategy needs."""
-        index = cached = None
-        if strategy == "two-step":
-            index = Neighbours(catalogue.items, self.settings["index"])
-        if strategy == "codebook":
-            cached = codebook.compute(*self.users.prototypes(), catalogue.items, self.rule)
+        items, own, shared = catalogue.items, strategy == "two-step", strategy == "codebook"
+        index = Neighbours(items, self.settings["index"]) if own else None
+        cached = codebook.compute(*self.users.prototypes(), items, self.rule) if shared else None
         return catalogue._replace(index=index, codebook=cached)
-
-    # ------------------------------------------------------------------------------------------------- requests
 
     def retrieve(
         self,
@@ -125,20 +125,9 @@ class Retriever:
         `exclude`: item numbers, one list for all requests or one per request. `caps`: the largest number of items per
         genre. `user` is for models with a free π per user. Invalid input raises a BachError and changes nothing.
         """
-        return self._answer(self.catalogue, history, K, pi, exclude, keep_history, user, caps)
-
-    def recall(self, history: Any, K: int = 100) -> float:
-        """The share of the exact slates that this retriever finds: 1 unless lists are approximate."""
-        both = (self.catalogue, self.built(self.catalogue, "exact"))
-        found, wanted = (self._answer(one, history, K).items for one in both)
-        return float(np.mean([np.isin(a, b).mean() for a, b in zip(wanted, found, strict=True)]))
-
-    def _answer(
-        self, catalogue: Catalogue, history, K: int, pi=None, exclude=None, keep_history=False, user=None, caps=None
-    ) -> Slate:
+        catalogue = self.catalogue
         histories = lists_of("history", history, len(catalogue.vectors))
-        B = len(histories)
-        if not B:
+        if not (B := len(histories)):
             raise BachError("history holds no request: give at least one list of items, which may be empty")
         left_out = lists_of("exclude", [] if exclude is None else exclude, len(catalogue.vectors), B)
         if not keep_history:
@@ -163,7 +152,11 @@ class Retriever:
                 slates.append(capped_slate(own, int(K), most, self.genres, caps, row))
             return joined(slates)
 
-    # --------------------------------------------------------------------------------------- items come and go
+    def recall(self, history: Any, K: int = 100) -> float:
+        """The share of the exact slates that this retriever finds: 1 unless lists are approximate."""
+        one, scan = copy(self), copy(self)  # `one` keeps its catalogue, whatever comes or goes meanwhile
+        scan.catalogue = self.built(one.catalogue, "exact")
+        return found_of(scan.retrieve(history, K).items, one.retrieve(history, K).items)
 
     def vectors(self, slate: Slate) -> np.ndarray:
         """(B, K, d): the embeddings of a slate's items, for `rerank`."""
@@ -174,7 +167,7 @@ class Retriever:
         rows: np.ndarray | Tensor | None = None,
         *,
         vectors: np.ndarray | None = None,
-        genres: Sequence[Sequence[str]] | None = None,
+        genres: Genres | None = None,
     ) -> np.ndarray:
         """Serve new items, and read them in histories; returns their numbers.
 
@@ -185,8 +178,8 @@ class Retriever:
         with self._writing:
             old = self.catalogue
             numbers = np.arange(len(old.vectors), len(old.vectors) + len(new))
-            known, tokens = np.concatenate([old.vectors, new]), np.concatenate([old.tokens, read])
-            made = self._changed(known, tokens, np.concatenate([old.numbers, numbers]))
+            more = zip(old[:3], (new, read, numbers), strict=True)
+            made = self._changed(*(np.concatenate(both) for both in more))
             if self.genres is not None:
                 self.genres = [*self.genres[: numbers[0]], *(genres if genres is not None else [[]] * len(numbers))]
             self.catalogue = made
@@ -204,8 +197,6 @@ class Retriever:
     def _changed(self, vectors: np.ndarray, tokens: np.ndarray, numbers: np.ndarray) -> Catalogue:
         tokens = None if self.model.history == "tower" else tokens  # then histories are read from the vectors
         return self.built(Catalogue.of(vectors, tokens, numbers), self.strategy)
-
-    # -------------------------------------------------------------------------------------------- saving, loading
 
     def save(self, folder: str | Path) -> Path:
         """Write the index; processes that have an older one of this folder open keep it until they `reload`."""
@@ -226,10 +217,8 @@ class Retriever:
         made = cls.__new__(cls)
         made._take(model, genres, **about["settings"])
         if made.model_hash != about["model"]:
-            raise BachError(
-                f"{folder} is the index of another model (hash {about['model'][:12]} there, {made.model_hash[:12]} "
-                "here). Load the run it was made with, or build a new index"
-            )
+            hashes = f"hash {about['model'][:12]} there, {made.model_hash[:12]} here"
+            raise BachError(f"{folder} is the index of another model ({hashes}). Load its run or build a new index")
         made.strategy, made.why, made.catalogue, made.folder = about["strategy"], about["why"], catalogue, Path(folder)
         return made
 
@@ -244,3 +233,47 @@ class Retriever:
 
     def __repr__(self) -> str:
         return f"Retriever({self.strategy}, {len(self.catalogue.numbers):,} items, {self.rule}; {self.why})"
+
+
+@one_core()
+def cheapest(retriever: Retriever) -> tuple[str, Catalogue, str]:
+    """(strategy, its catalogue, why): timed on this machine with requests of this model for 100 items."""
+    bare = retriever.built(retriever.catalogue, "exact")
+    n, rng = len(bare.items), np.random.default_rng(0)
+    K = min(100, n)
+    histories = [rng.choice(bare.numbers, min(n, retriever.model.n_hist)) for _ in TRIALS]
+    out = bare.left_out([np.empty(0, np.int64)] * len(TRIALS), K)
+    anyone = np.zeros(len(TRIALS), np.int64)  # only read by models with a free π per user
+    query, pi = retriever.users.query(bare, histories, user=anyone)
+    scan = _milliseconds(lambda u: exact.top_k(query[u], bare.items, K, out[u]))
+    said = f"{n:,} items, k = {retriever.model.k}: a scan takes {scan:.2f} ms"
+    if retriever.users.shared_heads is not None:
+        other, made, recall = "codebook", retriever.built(bare, "codebook"), 1.0
+        took = _milliseconds(lambda u: codebook.top_k(made.codebook, pi[u], K, out[u], retriever.rule))
+        said += f", the codebook's lists {took:.2f} ms"
+    else:
+        # Building a graph takes long, so it has to be promising.
+        expected = float(np.exp(np.interp(np.log(n), np.log(list(RATIOS)), np.log(list(RATIOS.values())))))
+        if expected > WORTH_BUILDING:
+            return "exact", bare, f"exact: {said}; two-step would take about {expected:.1f} times that"
+        if find_spec("faiss") is None:
+            hint = "two-step may be faster and needs faiss: pip install 'bachlib[faiss-cpu]'"
+            return "exact", bare, f"exact: {said}; {hint}"
+        other, made = "two-step", retriever.built(bare, "two-step")
+        lists = (made.index, retriever.settings["M"], retriever.settings["max_M"])
+        found = two_step(query, bare.items, K, out, *lists)[0].found
+        recall = found_of(exact.top_k(query, bare.items, K, out).found, found)
+        took = _milliseconds(lambda u: two_step(query[u], bare.items, K, out[u], *lists))
+        said += f", two-step {took:.2f} ms with recall {recall:.3f}"
+    better = took < scan and recall >= RECALL
+    return (other, made, f"{other}: {said}") if better else ("exact", bare, f"exact: {said}")
+
+
+def _milliseconds(request: Callable[[slice], Any]) -> float:
+    """The median of single requests, after one to warm up."""
+    took = []
+    for u in [TRIALS[0], *TRIALS]:
+        start = time.perf_counter()
+        request(u)
+        took.append(1000 * (time.perf_counter() - start))
+    return float(np.median(took[1:]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -30,15 +29,13 @@ class Slate:
 
     def take(self, places: Int[np.ndarray, "B m"], still_proved: bool = False) -> Slate:
         """The items at these places, as a re-ranking returns them; the proof holds only if `still_proved`."""
-        at, proof = np.asarray(places), self.certified & still_proved
-        K = self.items.shape[1]
+        at, K = np.asarray(places), self.items.shape[1]
         if at.ndim != 2 or len(at) != len(self) or at.dtype.kind not in "iu" or not ((at >= 0) & (at < K)).all():
             raise BachError(f"places should be ({len(self)}, m) numbers 0 … {K - 1}, a row per request; got {at!r:.60}")
-        return replace(
-            self, items=np.take_along_axis(self.items, at, 1), scores=np.take_along_axis(self.scores, at, 1),
-            head_share=np.take_along_axis(self.head_share, at[..., None], 1), certified=proof,
-            exact_if_lists_are=self.exact_if_lists_are & still_proved,
-        )  # fmt: skip
+        rows = np.arange(len(self))[:, None]
+        kept = {name: getattr(self, name)[rows, at] for name in ("items", "scores", "head_share")}
+        proof = {name: getattr(self, name) & still_proved for name in ("certified", "exact_if_lists_are")}
+        return replace(self, **kept, **proof)
 
     def heads(self, row: int = 0) -> dict[int, int]:
         """Item → the head (from 0) with the largest share, of one request."""
@@ -46,23 +43,22 @@ class Slate:
 
     def table(self, row: int = 0, items: pd.DataFrame | None = None) -> pd.DataFrame:
         """One request's slate to read: score, the head (from 0) with the largest share, titles of `items`."""
-        share = self.head_share[row]
-        made: dict[str, Any] = {"item": self.items[row], "score": self.scores[row], "head": share.argmax(1)}
-        made["share"] = share.max(1)
-        table = pd.DataFrame(made, index=pd.RangeIndex(1, len(share) + 1, name="rank"))
+        share, rank = self.head_share[row], pd.RangeIndex(1, self.items.shape[1] + 1, name="rank")
+        made = {"item": self.items[row], "score": self.scores[row], "head": share.argmax(1), "share": share.max(1)}
+        table = pd.DataFrame(made, index=rank)
         if items is None:
             return table
         said = items.reindex(self.items[row])  # items that were added later have no row
-        return table.assign(title=said["title"].to_numpy(), genres=[_words(g) for g in said["genres"]])
+        genres = [", ".join(own) if isinstance(own, list | np.ndarray) else "" for own in said["genres"]]
+        return table.assign(title=said["title"].to_numpy(), genres=genres)
 
 
-def _words(genres: Any) -> str:
-    return ", ".join(genres) if isinstance(genres, list | np.ndarray) else ""
+def found_of(wanted: Int[np.ndarray, "B K"], found: Int[np.ndarray, "B K"]) -> float:
+    """The share of the wanted items that were found."""
+    return float(np.mean([np.isin(a, b).mean() for a, b in zip(wanted, found, strict=True)]))
 
 
 def joined(parts: list[Slate]) -> Slate:
     """Slates of one strategy as one."""
-    if len(parts) == 1:
-        return parts[0]
     arrays = [f.name for f in fields(Slate) if f.name != "strategy"]
     return replace(parts[0], **{name: np.concatenate([getattr(part, name) for part in parts]) for name in arrays})

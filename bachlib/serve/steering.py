@@ -33,14 +33,20 @@ class Steering:
         k = pi.shape[1]
         self._check(k)
         if self.blend is not None:
+            if not (isinstance(self.blend, tuple) and len(self.blend) == 2):
+                raise BachError(f"blend should be (another π, its weight); got {self.blend!r:.60}")
             other, weight = self.blend
+            if not 0 <= weight <= 1:
+                raise BachError(f"blend: the weight of the other π should be between 0 and 1; got {weight}")
             pi = (1 - weight) * pi + weight * checked_pi(other, len(pi), k)
-        factor = np.ones(k)
-        factor[list(self.boost)] = list(self.boost.values())
-        factor[list(self.forbid)] = 0
+        factor = _per_head({**self.boost, **dict.fromkeys(self.forbid, 0)}, k)
         pi = normalised(pi * factor, "boost and forbid")
         if self.set:
-            pi = _with_shares(pi, self.set)
+            heads, shares = list(self.set), np.array(list(self.set.values()))
+            pi[:, heads] = 0
+            left = 1 - shares.sum()
+            pi = left * normalised(pi, "set: the other heads") if left > 1e-12 else np.zeros(pi.shape)
+            pi[:, heads] = shares
         return _capped(pi, {**self.cap, **self.set}) if self.cap else pi  # shares that were set stay
 
     def _check(self, k: int) -> None:
@@ -53,7 +59,7 @@ class Steering:
                 raise BachError(f"{name}: unknown head {wrong[0]!r}; heads are 0 … {k - 1}")
             for r, value in given.items() if name != "forbid" else ():
                 if not (isinstance(value, int | float | np.number) and np.isfinite(value) and 0 <= value <= most):
-                    limit = "" if most == np.inf else " and at most 1"
+                    limit = " and at most 1" * (most == 1)
                     raise BachError(f"{name} of head {r} should be a number ≥ 0{limit}; got {value!r}")
         if sum(self.set.values()) > 1 + 1e-9:
             raise BachError(f"set: the shares sum to {sum(self.set.values()):.3g}, which is more than 1")
@@ -61,27 +67,16 @@ class Steering:
             raise BachError(f"head {both[0]} is both forbidden and set; choose one")
         if over := [r for r, share in self.set.items() if share > self.cap.get(r, 1) + 1e-12]:
             raise BachError(f"head {over[0]} is set above its own cap")
-        if self.blend is not None:
-            if not (isinstance(self.blend, tuple) and len(self.blend) == 2):
-                raise BachError(f"blend should be (another π, its weight); got {self.blend!r:.60}")
-            if not 0 <= self.blend[1] <= 1:
-                raise BachError(f"blend: the weight of the other π should be between 0 and 1; got {self.blend[1]}")
 
 
-def _with_shares(pi: Pi, shares: Mapping[int, float]) -> Pi:
-    heads, given = list(shares), np.array(list(shares.values()))
-    rest = pi.copy()
-    rest[:, heads] = 0
-    left = 1 - given.sum()
-    rest = left * normalised(rest, "set: the other heads") if left > 1e-12 else np.zeros(pi.shape)
-    rest[:, heads] = given
-    return rest
+def _per_head(given: Mapping[int, float], k: int) -> Float[np.ndarray, " k"]:
+    """The numbers of the heads that have one, 1 for the others."""
+    return np.array([given.get(r, 1.0) for r in range(k)])
 
 
 def _capped(pi: Pi, cap: Mapping[int, float]) -> Pi:
     """The excess above a cap goes to the heads below theirs, in proportion, until no head is above its cap."""
-    most = np.ones(pi.shape[1])
-    most[list(cap)] = list(cap.values())
+    most = _per_head(cap, pi.shape[1])
     for _ in range(pi.shape[1] + 1):
         over = pi > most + 1e-15
         if not over.any():
@@ -114,12 +109,11 @@ def checked_pi(pi: np.ndarray, B: int, k: int) -> Pi:
     if pi.shape not in ((k,), (B, k)):
         raise BachError(f"pi should be ({k},), one for all, or (B, k) = {(B, k)}; got shape {pi.shape}")
     pi = np.broadcast_to(pi, (B, k))
-    fine = (np.isfinite(pi) & (pi >= 0)).all(1)
-    if not fine.all():
-        row = int(np.argmin(fine))
-        raise BachError(f"pi should be numbers ≥ 0; row {row} has {pi[row].tolist()[:8]}")
+    if (wrong := np.flatnonzero(~(np.isfinite(pi) & (pi >= 0)).all(1))).size:
+        raise BachError(f"pi should be numbers ≥ 0; row {wrong[0]} has {pi[wrong[0]].tolist()[:8]}")
     total = pi.sum(1)
-    if (np.abs(total - 1) > 1e-3).any():
-        row = int(np.argmax(np.abs(total - 1)))
+    off = np.abs(total - 1)
+    if (off > 1e-3).any():
+        row = int(np.argmax(off))
         raise BachError(f"pi should sum to 1; row {row} sums to {total[row]:.6g}: divide by that if it is unnormalised")
-    return np.where(np.abs(total - 1) < 1e-12, 1.0, 1 / total)[:, None] * pi  # a sum of one stays as it is
+    return np.where(off < 1e-12, 1.0, 1 / total)[:, None] * pi  # a sum of one stays as it is

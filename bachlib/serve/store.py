@@ -26,7 +26,6 @@ from bachlib.serve.codebook import CodebookArrays
 FORMAT = 1
 GENERATION = re.compile(r"gen-\d{6,}")
 _AGAIN = "write it again with retriever.save"
-CODEBOOK = [name for name in CodebookArrays._fields if name != "items"]
 
 
 def model_hash(model: Any) -> str:
@@ -53,7 +52,7 @@ def write(folder: Path, catalogue: Catalogue, about: dict[str, Any]) -> Path:
             if len(catalogue.numbers) < len(catalogue.vectors):
                 arrays["items"] = catalogue.items
             if catalogue.codebook is not None:
-                arrays |= {part: getattr(catalogue.codebook, part) for part in CODEBOOK}
+                arrays |= {part: array for part, array in catalogue.codebook._asdict().items() if part != "items"}
             for part, array in arrays.items():
                 np.save(new / f"{part}.npy", array)
             if catalogue.index is not None:
@@ -97,8 +96,8 @@ def _read(folder: Path, current: bytes, verify: bool) -> tuple[Catalogue, dict[s
     vectors = parts["vectors"]
     catalogue = Catalogue(vectors, parts.get("tokens", vectors), parts["numbers"], parts.get("items", vectors))
     if about["strategy"] == "codebook":
-        arrays = {part: parts[part] for part in CODEBOOK}
-        catalogue = catalogue._replace(codebook=CodebookArrays(**arrays, items=catalogue.items))
+        parts["items"] = catalogue.items
+        catalogue = catalogue._replace(codebook=CodebookArrays(*(parts[name] for name in CodebookArrays._fields)))
     if about["strategy"] == "two-step":
         from bachlib.serve.twostep import Neighbours
 

@@ -1,40 +1,41 @@
 """Two-step retrieval ("Efficient serving"): the nearest items of each head from faiss, rescored by the exact mixture.
 
-**The bound.** An item that is in no list has t_r ≤ t_r^(M) for every head, the last cosine of the head's list, so it
-scores at most log Σ_r π_r C_r ω(t_r^(M)). If the K-th rescored item is above, the slate is exact *provided the lists
-are*. Lists of a graph (HNSW) or of cells (IVF) may miss an item; the proof needs `exact`, whose scan starts with this
-slate and finds every item above a head's cut.
-
-Heads are asked in two rounds: first the heavy ones; then those near which an item could reach half of the density it
-needs. A head that was not asked has t_r = 1 in the bound. Then lists grow where the bound needs it, up to `max_M`.
+**The bound.** An item that is in no list has t_r ≤ t_r^(M) for every head, the last cosine of the head's list (1 for a
+head that was not asked), so it scores at most log Σ_r π_r C_r ω(t_r^(M)). If the K-th rescored item is above, the slate
+is exact *provided the lists are*. Lists of a graph (HNSW) or of cells (IVF) may miss an item; the proof needs `exact`,
+whose scan starts with this slate and finds every item above a head's cut.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from bachlib import BachError, needs
-from bachlib.serve.density import Best, LeftOut, Query, log_sum_exp, rounding
+from bachlib.serve.density import Best, LeftOut, Query, rounding
 from bachlib.serve.exact import thresholds_of
 
 Kind = Literal["hnsw", "ivf"]
 ONE_REQUEST = 64  # heads: more of them are worth several threads
-SEARCH = {"hnsw": 1.25, "ivf": 32}  # HNSW: width of the search over M; IVF: cells visited
+
+
+def _faiss() -> ModuleType:
+    """Imported late: scan and codebook do not need it."""
+    needs('strategy "two-step"', "faiss-cpu")
+    import faiss
+
+    return faiss
 
 
 class Neighbours:
     """A faiss index over the items by inner product. With GPUs and a faiss built for them, IVF runs there."""
 
     def __init__(self, items: Float[np.ndarray, "n d"], kind: Kind = "hnsw"):
-        needs('strategy "two-step"', "faiss-cpu")
-        import faiss  # late: scan and codebook do not need it
-
-        n, d = items.shape
+        faiss, (n, d) = _faiss(), items.shape
         if kind == "hnsw":
             index = faiss.IndexHNSWFlat(d, 32, faiss.METRIC_INNER_PRODUCT)
             index.hnsw.efConstruction = 100
@@ -48,38 +49,26 @@ class Neighbours:
         self._take(index, kind)
 
     def _take(self, index, kind: Kind) -> None:
-        import faiss
-
         self.kind, self.on_cpu = kind, index
-        on_gpu = kind == "ivf" and getattr(faiss, "get_num_gpus", int)() > 0
-        self.index = faiss.index_cpu_to_all_gpus(index) if on_gpu else index
+        on_gpu = kind == "ivf" and getattr(_faiss(), "get_num_gpus", int)() > 0
+        self.index = _faiss().index_cpu_to_all_gpus(index) if on_gpu else index
 
     @classmethod
     def load(cls, path: Path, kind: Kind) -> Neighbours:
-        needs("an index of lists", "faiss-cpu")
-        import faiss
-
+        made = cls.__new__(cls)
         try:
-            index = faiss.read_index(str(path))
+            made._take(_faiss().read_index(str(path)), kind)
         except RuntimeError as error:
             raise BachError(f"{path} is damaged: faiss says {str(error).splitlines()[-1][:200]}") from None
-        made = cls.__new__(cls)
-        made._take(index, kind)
         return made
 
     def save(self, path: Path) -> None:
-        import faiss
-
-        faiss.write_index(self.on_cpu, str(path))
+        _faiss().write_index(self.on_cpu, str(path))
 
     def nearest(self, rows: Float[np.ndarray, "q d"], M: int) -> tuple[np.ndarray, np.ndarray]:
         """(cosines, places), (q, M) each, best first; place −1 where fewer were found."""
-        import faiss
-
-        if self.kind == "hnsw":
-            params = faiss.SearchParametersHNSW(efSearch=int(SEARCH["hnsw"] * M))
-        else:
-            params = faiss.SearchParametersIVF(nprobe=SEARCH["ivf"])
+        faiss, hnsw = _faiss(), self.kind == "hnsw"
+        params = faiss.SearchParametersHNSW(efSearch=5 * M // 4) if hnsw else faiss.SearchParametersIVF(nprobe=32)
         threads = faiss.omp_get_max_threads()
         faiss.omp_set_num_threads(threads if len(rows) > ONE_REQUEST else 1)  # of this thread; see `lean.one_core`
         try:
@@ -97,13 +86,7 @@ class Lists(NamedTuple):
 
 
 def two_step(
-    query: Query,
-    items: Float[np.ndarray, "n d"],
-    K: int,
-    left_out: LeftOut,
-    index: Neighbours,
-    M: int | None = None,
-    max_M: int | None = None,
+    query: Query, items: np.ndarray, K: int, left_out: LeftOut, index: Neighbours, M: int = 0, max_M: int = 0
 ) -> tuple[Best, Lists]:
     """The best K among the lists.
 
@@ -120,45 +103,37 @@ def two_step(
         for size in np.unique(sizes[which.any(1)]):
             users, heads = np.nonzero(which & (sizes == size)[:, None])
             t, places = index.nearest(query.heads[users, heads], int(size))
-            depth[users, heads], end[users, heads] = size, _last(t, places)
-            top[users, heads], half[users, heads] = t[:, 0], t[:, (size - 1) // 2]
             there = places >= 0
+            last = there.sum(1) - 1  # −1: nothing was found
+            depth[users, heads], end[users, heads] = size, np.where(last < 0, 1.0, t[np.arange(len(t)), last])
+            top[users, heads], half[users, heads] = t[:, 0], t[:, (size - 1) // 2]
             best.offer(np.repeat(users, size)[there.ravel()], places[there])
 
+    # Two rounds: the heavy heads, then those right beside which an item could reach half of the density it needs.
     first = _heavy(query)
     ask(first, sizes)
     near = np.where(first, top, -1).max(1)  # a guess of how near an item may be to a head not asked yet
-    ask(~first & (_right_beside(query, near) > best.worst[:, None] - np.log(2)), sizes)
-    _fill(best, ask, sizes)
+    beside = query[:, None].bound(near[:, None, None] * (query.heads @ query.heads.mT))  # (B, k)
+    ask(~first & (beside > best.worst[:, None] - np.log(2)), sizes)
+    longer = sizes  # where the lists hold fewer than K items that may be served
+    while ((few := np.isneginf(best.worst)) & (longer < n)).any():
+        longer = np.minimum(n, 2 * longer)
+        ask(np.repeat(few[:, None], k, 1), longer)
+    for u in np.flatnonzero(few):  # a graph need not reach every item
+        best.offer(np.full(n, u), np.arange(n))
     while True:
         lists = Lists(depth, end, best.worst > query.bound(end + rounding(d)) + 1e-9)
         open_still = ~lists.enough & (sizes < most)
         if not open_still.any():
             return best, lists
         wanted = thresholds_of(query, best.worst)
-        if max_M is None:
+        if not max_M:
             open_still &= _in_reach(wanted, lists, half, most)
         short = (end > wanted) & open_still[:, None]
         if not short.any():
             return best, lists
         sizes = np.where(short.any(1), np.minimum(2 * sizes, most), sizes)
         ask(short, sizes)
-
-
-def _fill(best: Best, ask: Callable[[np.ndarray, np.ndarray], None], sizes: Int[np.ndarray, " B"]) -> None:
-    """Where the lists hold fewer than K items that may be served: longer lists, and finally all items."""
-    k, n = best.query.kappa.shape[1], len(best.items)
-    while ((few := np.isneginf(best.worst)) & (sizes < n)).any():
-        sizes = np.minimum(n, 2 * sizes)
-        ask(np.repeat(few[:, None], k, 1), sizes)
-    for u in np.flatnonzero(few):  # a graph need not reach every item
-        best.offer(np.full(n, u), np.arange(n))
-
-
-def _last(t: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """The last cosine of each list; 1 where nothing was found."""
-    found = (places >= 0).sum(1)
-    return np.where(found > 0, t[np.arange(len(t)), np.maximum(found - 1, 0)], 1.0)
 
 
 def _heavy(query: Query) -> Bool[np.ndarray, "B k"]:
@@ -172,15 +147,6 @@ def _heavy(query: Query) -> Bool[np.ndarray, "B k"]:
     heavy = np.empty(share.shape, bool)
     np.put_along_axis(heavy, order, np.cumsum(ranked, 1) - ranked < 0.8, 1)
     return heavy
-
-
-def _right_beside(query: Query, near: Float[np.ndarray, " B"]) -> Float[np.ndarray, "B k"]:
-    """The expected score of an item at cosine `near` to a head, from that head and all others."""
-    t = near[:, None, None] * (query.heads @ query.heads.mT)  # (B, head, other head)
-    with np.errstate(invalid="ignore"):
-        log_omega = np.log1p(np.maximum(t, -0.999)) if query.power else t
-        terms = query.log_weight[:, None] + query.kappa[:, None] * log_omega
-    return log_sum_exp(terms) if query.soft else terms.max(-1)
 
 
 def _in_reach(wanted: np.ndarray, lists: Lists, half: np.ndarray, most: np.ndarray) -> Bool[np.ndarray, " B"]:
