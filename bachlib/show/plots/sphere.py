@@ -100,7 +100,7 @@ def mixture_on_sphere(
     looks at the positive only.
     """
     figure, grid = go.Figure(), ball_grid(60)
-    points = torch.nn.functional.normalize(torch.tensor(np.moveaxis(grid, 0, -1).reshape(-1, 3)), dim=-1)
+    points = torch.nn.functional.normalize(torch.tensor(np.stack(grid, -1).reshape(-1, 3)), dim=-1)
     log_pi, kappa = torch.tensor([pi], dtype=torch.float64).log(), torch.tensor([kappas], dtype=torch.float64)
     density = mixture.log_density(heads[None].double(), points, log_pi, kappa, kernel).exp()
     figure.add_surface(
