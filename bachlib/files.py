@@ -3,8 +3,6 @@
 Atomic means: whatever happens, also a crash or a power cut, a file has its complete old or its complete new content.
 """
 
-from __future__ import annotations
-
 import ast
 import glob
 import hashlib
@@ -66,11 +64,10 @@ def code_hash(parts: tuple[str, ...] = ("",)) -> str:
 def _code(source: str) -> str:
     tree = ast.parse(source)
     for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
-            value = body[0].value
-            if isinstance(value, ast.Constant) and isinstance(value.value, str):
-                value.value = ""
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(
+            node
+        ):
+            node.body[0].value.value = ""
     return ast.dump(tree)
 
 
@@ -119,6 +116,11 @@ def write_text(path: Path, text: str) -> None:
     """Write a UTF-8 file atomically."""
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `canonical_json` atomically."""
+    write_text(path, canonical_json(value))
 
 
 def write_table(path: Path, table: Any) -> None:
@@ -177,19 +179,18 @@ def _lock_of(target: Path) -> Path:
 def _sweep_partials(target: Path) -> None:
     """Delete the partial folders of killed processes; keep those of running ones."""
     for left in target.parent.glob(f".{glob.escape(target.name)}.*.partial"):
-        with suppress(ValueError, ProcessLookupError, PermissionError):
-            pid = int(left.name.removeprefix(f".{target.name}.").split(".")[0])
-            try:
-                os.kill(pid, 0)
-            except ProcessLookupError:
-                shutil.rmtree(left, ignore_errors=True)
+        try:
+            os.kill(int(left.name.removeprefix(f".{target.name}.").split(".")[0]), 0)
+        except ProcessLookupError:
+            shutil.rmtree(left, ignore_errors=True)
+        except (ValueError, PermissionError):
+            pass  # not ours
 
 
 def versions() -> dict[str, str]:
     """Versions of Python and of every installed package that bachlib depends on."""
-    names = sorted({re.match(r"[\w.-]+", wanted).group() for wanted in metadata.requires("bachlib") or []})
     found = {"python": platform.python_version()}
-    for name in names:
+    for name in sorted({re.match(r"[\w.-]+", wanted).group() for wanted in metadata.requires("bachlib") or []}):
         with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     return found

@@ -1,7 +1,5 @@
 """All parameters with their defaults, ranges and descriptions, and their validation."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator

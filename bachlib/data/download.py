@@ -3,8 +3,6 @@
 A download is written to `<file>.part`, which is renamed only when it is complete and has the right checksum.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

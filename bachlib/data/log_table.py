@@ -5,8 +5,6 @@ rating, title and genre. Its row order is the order of the raw log, so `rowid` b
 never disappears silently: `BadRows` counts it and keeps file, line and reason.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The Netflix Prize log: a line `movie:`, then `user,rating,date` lines for that movie, in one file or several."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Iterator
 from pathlib import Path

@@ -9,8 +9,6 @@ items of a sequence are 10 validation and 10 test items) is index arithmetic on 
 The defaults follow the paper; `ties` and `on_bad_rows` decide what the paper leaves open.
 """
 
-from __future__ import annotations
-
 import errno
 import re
 import shutil

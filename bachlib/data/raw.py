@@ -4,8 +4,6 @@ Compressed or differently encoded files are unpacked before they are read: a gzi
 checksum must be an error, not a shorter log.
 """
 
-from __future__ import annotations
-
 import codecs
 import fnmatch
 import gzip

@@ -4,8 +4,6 @@ Here are delimited text (the authors' formats, checked against their first line,
 a module of its own, because its log is not a table.
 """
 
-from __future__ import annotations
-
 import csv
 import itertools
 from collections.abc import Iterator
@@ -39,9 +37,6 @@ def read_log(log: LogTable, source: Source, raws: list[RawFile], work: Path) -> 
             plain.unlink()
     if log.one("SELECT count(*) FROM log") == (0,) and not log.bad.count:
         raise BachError(f"{', '.join(raw.label for raw in raws)}: the log is empty, it has no interaction")
-
-
-# ---------------------------------------------------------------------------------------------- delimited text
 
 
 @dataclass
@@ -236,9 +231,6 @@ def _explain(where: str, column: str | None, kind: str, message: str, text: str)
 
 def _not_utf8(where: str) -> str:
     return f"{where}: the file is not UTF-8; pass its encoding, e.g. encoding='latin-1'"
-
-
-# ----------------------------------------------------------------------------------------------------- Parquet
 
 
 def read_parquet(log: LogTable, path: Path, label: str) -> None:

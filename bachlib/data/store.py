@@ -1,7 +1,5 @@
 """Write the files of a prepared data set; `Dataset` opens them. The same content gives the same bytes."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

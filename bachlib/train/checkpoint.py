@@ -6,8 +6,6 @@ step draws (windows, targets, negatives, dropout) is a function of (seed, epoch,
 last bit: modules that draw from another source than torch, and GPUs, whose sums have no fixed order.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

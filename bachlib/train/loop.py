@@ -4,8 +4,6 @@ Everything a step draws comes from (seed, epoch, step). So a training that was s
 continues from its last resume state to the same weights and history as an uninterrupted one.
 """
 
-from __future__ import annotations
-
 import signal
 import threading
 import time
@@ -85,8 +83,6 @@ class _Training:
         if self.state.exists() and not self.done():
             place = f"epoch {self.windows.epoch + 1} after {self.windows.step} steps"
             self.progress.say(f"resuming {run.folder.name} in {place}")
-
-    # ---------------------------------------------------------------------------------------------- the loop
 
     def done(self) -> bool:
         return self.windows.epoch >= self.p.epochs or self.looks >= self.p.patience
@@ -187,8 +183,6 @@ class _Training:
         self.since, self.seen_windows = now, 0
         return row
 
-    # ------------------------------------------------------------------------------------------------ keeping
-
     def join_sums(self) -> None:
         """Add up the sums of all processes."""
         if self.team.size > 1:
@@ -226,9 +220,6 @@ class _Training:
             where = f"epoch {self.windows.epoch + 1} after {self.windows.step} steps"
             self.progress.say(f"stopped in {where}; {kept}. Call fit with the same arguments to resume.")
         return self.run
-
-
-# ------------------------------------------------------------------------------------------------------ small parts
 
 
 def validation_auprc(model: nn.Module, dataset: Dataset, p: TrainParams, team: Group) -> float:

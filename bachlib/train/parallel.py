@@ -7,8 +7,6 @@ rounding and dropout masks. (With its own positives only, a process would have B
 B − 1: an easier task, and losses that cannot be compared.)
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 from collections.abc import Iterable, Iterator

@@ -7,8 +7,6 @@ head_cosine                             mean cosine between two heads of a user
 pi_heads                                exp of the mean entropy of π_u: the number of heads a user's weight covers
 """
 
-from __future__ import annotations
-
 import math
 import sys
 import time
