@@ -92,10 +92,8 @@ class Progress:
         """`done` windows of the epoch are done, the last `n` of them in this step; `row()` is the row so far."""
         if self.terminal:
             if self.bar is None:
-                self.bar = tqdm(
-                    total=self.windows, initial=done - n, unit=" windows", unit_scale=True, leave=False,
-                    dynamic_ncols=True, desc=f"epoch {epoch}/{self.epochs}",
-                )  # fmt: skip
+                shown = {"desc": f"epoch {epoch}/{self.epochs}", "unit": " windows", "unit_scale": True}
+                self.bar = tqdm(total=self.windows, initial=done - n, leave=False, dynamic_ncols=True, **shown)
             self.bar.update(n)
         if (self.bar or self.notebook) and time.monotonic() - self.shown > 0.5:
             self.shown = time.monotonic()
@@ -154,8 +152,7 @@ def _notebook_display():
     from IPython import get_ipython
     from IPython.display import display
 
-    shell = get_ipython()
-    if shell is None or type(shell).__name__ != "ZMQInteractiveShell":
+    if type(get_ipython()).__name__ != "ZMQInteractiveShell":
         return None
     return display({"text/plain": "training …"}, raw=True, display_id=True)
 
