@@ -1,6 +1,6 @@
 """Paths, atomic writes, locks, hashes and the records of a run.
 
-Atomic means: whatever happens, also a crash or a power cut, a file has its complete old or its complete new content.
+Atomic means: even after a crash or a power cut a file has its complete old or its complete new content.
 """
 
 import ast
@@ -162,18 +162,15 @@ def only_one(target: Path) -> Iterator[None]:
 
 def in_progress(target: Path) -> bool:
     """Does a process of this machine hold the lock `only_one(target)`?"""
-    with _lock_of(target).open("w") as lock:
-        try:
-            if fcntl:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+    with _lock_of(target).open("w") as lock, suppress(BlockingIOError):
+        if fcntl:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return False
+    return True
 
 
 def _lock_of(target: Path) -> Path:
-    name = hashlib.sha256(str(target).encode()).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"bach-{name}.lock"
+    return Path(tempfile.gettempdir(), f"bach-{hashlib.sha256(str(target).encode()).hexdigest()[:16]}.lock")
 
 
 def _sweep_partials(target: Path) -> None:

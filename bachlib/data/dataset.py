@@ -127,9 +127,7 @@ class Dataset:
         users = self.check_users(users)
         return self.items_before(users, self._end(users, split), n_hist)
 
-    def items_before(
-        self, users: Int[np.ndarray, " B"], end: Int[np.ndarray, " B"], n_hist: int
-    ) -> Int[np.ndarray, "B n_hist"]:
+    def items_before(self, users: np.ndarray, end: Int[np.ndarray, " B"], n_hist: int) -> Int[np.ndarray, "B n_hist"]:
         """The n_hist items before position `end` of each user's sequence, padded on the left with −1."""
         place = end[:, None] + np.arange(-n_hist, 0)
         flat = self.offsets[users][:, None] + place

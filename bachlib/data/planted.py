@@ -3,9 +3,7 @@
 Interests are directions on the sphere. Items lie around their interest with a power-spherical density (the kernel of
 eq. 18) and have Zipf popularity. A user has proportions π_u ~ Dirichlet over the interests and a taste, one point
 inside each interest. Sessions stay on an interest for a while; inside it the user picks items near the taste, none
-twice. Some events are dislikes of random items and some repeat an earlier item, so that every step of the pipeline has
-something to do.
-
+twice. Some events are dislikes of random items and some repeat an earlier item, which the pipeline has to remove.
 The truth lies beside the log in `truth.npz`, to measure how well a model recovers it.
 """
 
@@ -109,18 +107,15 @@ def _live(params: WorldParams, world: dict[str, np.ndarray], rng: np.random.Gene
 
         n_disliked = rng.poisson(len(item) * params.disliked / (1 - params.disliked))
         again = np.sort(rng.choice(len(item), rng.binomial(len(item), params.repeated), replace=False))
-        frames.append(
-            {
-                "user": np.full(len(item) + n_disliked + len(again), u),
-                "item": np.concatenate([item, rng.integers(params.n_items, size=n_disliked), item[again]]),
-                "rating": np.concatenate([rating, rng.choice([1.0, 2.0, 3.0, 3.5], n_disliked), rating[again]]),
-                "time": np.concatenate(
-                    [time, rng.uniform(time[0], time[-1], n_disliked), rng.uniform(time[again], time[-1] + DAY)]
-                ),
-                "interest": np.concatenate([interest, np.full(n_disliked, -1), interest[again]]),
-            }
-        )
-    log = pd.DataFrame({name: np.concatenate([f[name] for f in frames]) for name in frames[0]})
+        columns = {  # liked, disliked, repeated
+            "user": [np.full(len(item) + n_disliked + len(again), u)],
+            "item": [item, rng.integers(params.n_items, size=n_disliked), item[again]],
+            "rating": [rating, rng.choice([1.0, 2.0, 3.0, 3.5], n_disliked), rating[again]],
+            "time": [time, rng.uniform(time[0], time[-1], n_disliked), rng.uniform(time[again], time[-1] + DAY)],
+            "interest": [interest, np.full(n_disliked, -1), interest[again]],
+        }
+        frames.append(columns)
+    log = pd.DataFrame({name: np.concatenate([part for f in frames for part in f[name]]) for name in frames[0]})
     log["time"] = (log["time"] // MINUTE * MINUTE).astype(np.int64)  # whole minutes: real logs have ties too
     log = log.sort_values(["user", "time"], kind="stable", ignore_index=True)
     return log.assign(user=_names("u", log["user"]), item=_names("i", log["item"]))
@@ -135,11 +130,8 @@ def sessions(pi: np.ndarray, stickiness: float, n: int, rng: np.random.Generator
 
 
 def _favourites(params: WorldParams, world, u: int, r: int, members: np.ndarray, rng) -> np.ndarray:
-    """The interest's items in the order in which this user meets them.
-
-    They are drawn without replacement, each with probability ∝ popularity · ((1 + cos) / 2)^κ around the user's taste
-    (Gumbel's trick).
-    """
+    """The interest's items in the order in which this user meets them: drawn without replacement (Gumbel's trick),
+    each with probability ∝ popularity · ((1 + cos) / 2)^κ around the user's taste."""
     kappa = np.log(0.5) / np.log((1 + np.cos(params.taste)) / 2)
     cosine = world["items"][members] @ world["tastes"][u, r]
     weight = np.log(world["popularity"][members]) + kappa * np.log(np.clip((1 + cosine) / 2, 1e-30, None))

@@ -82,11 +82,9 @@ class Progress:
 
     def __init__(self, epochs: int, windows: int, quiet: bool):
         self.epochs, self.windows, self.quiet = epochs, windows, quiet
-        self.bar: tqdm | None = None
         self.terminal = not quiet and sys.stderr.isatty()
         self.notebook = None if quiet or self.terminal else _notebook_display()
-        self.lines: list[str] = []
-        self.shown = 0.0
+        self.bar, self.lines, self.shown = None, [], 0.0
 
     def step(self, epoch: int, done: int, n: int, row: Callable[[], dict[str, Any]]) -> None:
         """`done` windows of the epoch are done, the last `n` of them in this step; `row()` is the row so far."""
