@@ -1,9 +1,7 @@
 """Paths, atomic writes, locks, hashes and the records of a run.
 
-Atomic means: whatever happens, also a crash or a power cut, a file has its complete old or its complete new content.
+Atomic means: even after a crash or a power cut a file has its complete old or its complete new content.
 """
-
-from __future__ import annotations
 
 import ast
 import glob
@@ -66,11 +64,10 @@ def code_hash(parts: tuple[str, ...] = ("",)) -> str:
 def _code(source: str) -> str:
     tree = ast.parse(source)
     for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
-            value = body[0].value
-            if isinstance(value, ast.Constant) and isinstance(value.value, str):
-                value.value = ""
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(
+            node
+        ):
+            node.body[0].value.value = ""
     return ast.dump(tree)
 
 
@@ -121,6 +118,11 @@ def write_text(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
 
 
+def write_json(path: Path, value: Any) -> None:
+    """Write `canonical_json` atomically."""
+    write_text(path, canonical_json(value))
+
+
 def write_table(path: Path, table: Any) -> None:
     """Write a pandas table as Parquet, atomically."""
     with replacing(path) as partial:
@@ -160,36 +162,32 @@ def only_one(target: Path) -> Iterator[None]:
 
 def in_progress(target: Path) -> bool:
     """Does a process of this machine hold the lock `only_one(target)`?"""
-    with _lock_of(target).open("w") as lock:
-        try:
-            if fcntl:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+    with _lock_of(target).open("w") as lock, suppress(BlockingIOError):
+        if fcntl:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return False
+    return True
 
 
 def _lock_of(target: Path) -> Path:
-    name = hashlib.sha256(str(target).encode()).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"bach-{name}.lock"
+    return Path(tempfile.gettempdir(), f"bach-{hashlib.sha256(str(target).encode()).hexdigest()[:16]}.lock")
 
 
 def _sweep_partials(target: Path) -> None:
     """Delete the partial folders of killed processes; keep those of running ones."""
     for left in target.parent.glob(f".{glob.escape(target.name)}.*.partial"):
-        with suppress(ValueError, ProcessLookupError, PermissionError):
-            pid = int(left.name.removeprefix(f".{target.name}.").split(".")[0])
-            try:
-                os.kill(pid, 0)
-            except ProcessLookupError:
-                shutil.rmtree(left, ignore_errors=True)
+        try:
+            os.kill(int(left.name.removeprefix(f".{target.name}.").split(".")[0]), 0)
+        except ProcessLookupError:
+            shutil.rmtree(left, ignore_errors=True)
+        except (ValueError, PermissionError):
+            pass  # not ours
 
 
 def versions() -> dict[str, str]:
     """Versions of Python and of every installed package that bachlib depends on."""
-    names = sorted({re.match(r"[\w.-]+", wanted).group() for wanted in metadata.requires("bachlib") or []})
     found = {"python": platform.python_version()}
-    for name in names:
+    for name in sorted({re.match(r"[\w.-]+", wanted).group() for wanted in metadata.requires("bachlib") or []}):
         with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     return found

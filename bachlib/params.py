@@ -1,7 +1,5 @@
 """All parameters with their defaults, ranges and descriptions, and their validation."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -14,18 +12,20 @@ N_HIST, N_NEXT = 50, 10
 MIN_ITEMS = 1 + N_NEXT + N_VALID + N_TEST  # the shortest sequence that gives a window, with one item of history
 
 Share = Annotated[float, Field(ge=0, lt=1)]
+Kernel = Literal["power-spherical", "von-mises-fisher"]
 
 
 class Params(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+P = TypeVar("P", bound=Params)
+
+
 class PrepareParams(Params):
     """The pipeline of appendix A; the defaults are the paper's. Where the paper says nothing, they are ours."""
 
-    min_rating: float = Field(
-        4.0, allow_inf_nan=False, description="lowest rating that is liked; a log without ratings keeps all events"
-    )
+    min_rating: float = Field(4.0, allow_inf_nan=False, description="lowest liked rating; without ratings: all events")
     min_items: int = Field(80, ge=MIN_ITEMS, description="users with fewer liked items are dropped")
     max_items: int = Field(50_000, ge=1, description="size of the catalogue: the most frequent items")
     max_users: int = Field(100_000, ge=1, description="number of users at most, drawn with `seed`")
@@ -69,16 +69,14 @@ class ModelParams(Params):
     k: int = Field(8, ge=1, description="number of heads; methods with one vector have 1")
     d: int = Field(64, ge=2, description="dimension of every embedding and rank of PureSVD")
     tau: float = Field(0.07, gt=0, le=10, description="temperature τ of the softmax, fixed")
-    kernel: Literal["power-spherical", "von-mises-fisher"] | None = Field(
-        None, description="kernel of BACH's posterior; None: the kernel of the method"
-    )
+    kernel: Kernel | None = Field(None, description="kernel of BACH's posterior; None: the kernel of the method")
     seed: int = Field(0, ge=0, description="seed of the initial weights")
     n_hist: int = Field(N_HIST, ge=1, description="number of history items the encoder reads, the last ones")
     history: Literal["tower", "frozen"] = Field(
-        "tower", description="history tokens: output of the item tower, with gradient, or frozen PureSVD rows"
+        "tower", description="history tokens: item tower or frozen PureSVD rows"
     )
     svd_on: Literal["train", "all"] = Field(
-        "train", description="PureSVD on training prefixes, or on all interactions, which leaks the test items"
+        "train", description="PureSVD on training prefixes, or all (leaks the test)"
     )
     item_width: int = Field(128, ge=1, description="hidden width of the item tower's residual MLP")
     width: int | None = Field(None, ge=4, description="width of the CLS Transformers; None: d")
@@ -116,9 +114,6 @@ class TrainParams(Params):
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU if there is one")
     precision: Literal["auto", "float32", "mixed"] = Field("auto", description="auto: mixed (bfloat16) on CUDA only")
     checkpoint_seconds: float = Field(30.0, ge=0, description="seconds between resume states; every epoch writes one")
-
-
-P = TypeVar("P", bound=Params)
 
 
 def validated(model: type[P], values: dict[str, Any], where: str) -> P:

@@ -140,7 +140,7 @@ def test_after_the_last_batch_the_next_epoch_begins(tmp_path):
 
 def test_wrong_samplers(tmp_path):
     dataset = made(tmp_path, [200])
-    for wrong in ({"batch_size": 0}, {"n_hist": -1}, {"n_next": 0}):
+    for wrong in ({"batch_size": 0}, {"n_hist": -1}):
         with pytest.raises(BachError, match="should be at least 1; got"):
             Windows(dataset, **wrong)
     sampler = Windows(dataset)

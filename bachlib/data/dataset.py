@@ -33,6 +33,8 @@ class Dataset:
 
     def __init__(self, folder: Path, meta: dict[str, Any], sequences: np.ndarray, offsets: np.ndarray):
         self.folder, self.meta, self.sequences, self.offsets = folder, meta, sequences, offsets
+        self.n_users, self.lengths = len(offsets) - 1, np.diff(offsets)
+        self.n_items, self.n_windows = meta["counts"]["items"], meta["counts"]["windows"]
 
     @classmethod
     def load(cls, folder: str | Path) -> Dataset:
@@ -59,11 +61,14 @@ class Dataset:
         if not 0 < n < self.n_users:
             raise BachError(f"share={share}: should be between 0 and 1, with at least one cold and one other user")
         drawn = np.sort(np.random.default_rng([seed, n]).choice(self.n_users, n, replace=False))
-        strict = {"share": share, "seed": seed}
-        meta = self.meta | {"content_hash": f"{self.meta['content_hash']}-cold-{n}-{seed}", "strict": strict}
+        windows = self.n_windows - int(windows_per_user(self.lengths[drawn]).sum())
+        meta = self.meta | {
+            "strict": {"share": share, "seed": seed},
+            "counts": self.meta["counts"] | {"windows": windows},
+        }
+        meta["content_hash"] += f"-cold-{n}-{seed}"
         view = Dataset(self.folder, meta, self.sequences, self.offsets)
         view.cold = drawn
-        view.meta["counts"] = self.meta["counts"] | {"windows": int(windows_per_user(self.lengths)[view.warm].sum())}
         return view
 
     @cached_property
@@ -76,22 +81,6 @@ class Dataset:
 
     def __hash__(self) -> int:
         return hash((self.folder, self.meta["content_hash"]))
-
-    @property
-    def n_users(self) -> int:
-        return len(self.offsets) - 1
-
-    @property
-    def n_items(self) -> int:
-        return self.meta["counts"]["items"]
-
-    @property
-    def n_windows(self) -> int:
-        return self.meta["counts"]["windows"]
-
-    @cached_property
-    def lengths(self) -> Int[np.ndarray, " n_users"]:
-        return np.diff(self.offsets)
 
     @cached_property
     def users(self) -> pd.DataFrame:
@@ -113,15 +102,13 @@ class Dataset:
 
     @cached_property
     def titles(self) -> list[str]:
-        """The title of each item; `item 7` if item 7 has none."""
-        given = self.items["title"] if "title" in self.items else [None] * self.n_items
-        return [f"item {i}" if pd.isna(title) else str(title) for i, title in enumerate(given)]
+        """The title of each item; its raw id if it has none."""
+        return self.items["title"].tolist()
 
     @cached_property
     def genres(self) -> ItemGenres:
         """The genres and which items have them."""
-        lists = self.items["genres"] if "genres" in self.items else pd.Series([[]] * self.n_items)
-        exploded = lists.explode().dropna()  # a row per item and genre
+        exploded = self.items["genres"].explode().dropna()  # a row per item and genre
         codes, names = pd.factorize(exploded, sort=True)
         member = np.zeros((self.n_items, len(names)), np.float32)
         member[exploded.index.to_numpy(), codes] = 1
@@ -140,9 +127,7 @@ class Dataset:
         users = self.check_users(users)
         return self.items_before(users, self._end(users, split), n_hist)
 
-    def items_before(
-        self, users: Int[np.ndarray, " B"], end: Int[np.ndarray, " B"], n_hist: int
-    ) -> Int[np.ndarray, "B n_hist"]:
+    def items_before(self, users: np.ndarray, end: Int[np.ndarray, " B"], n_hist: int) -> Int[np.ndarray, "B n_hist"]:
         """The n_hist items before position `end` of each user's sequence, padded on the left with −1."""
         place = end[:, None] + np.arange(-n_hist, 0)
         flat = self.offsets[users][:, None] + place
@@ -179,9 +164,8 @@ class Dataset:
         place = np.arange(len(self.sequences)) - np.repeat(self.offsets[:-1], self.lengths)
         inside = place < np.repeat(kept, self.lengths)
         columns = np.asarray(self.sequences)[inside]
-        ends = np.concatenate([[0], np.cumsum(kept)])
-        shape = (self.n_users, self.n_items)
-        return sparse.csr_matrix((np.ones(len(columns), np.float32), columns, ends), shape=shape)
+        values, ends = np.ones(len(columns), np.float32), np.concatenate([[0], np.cumsum(kept)])
+        return sparse.csr_matrix((values, columns, ends), shape=(self.n_users, self.n_items))
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -3,8 +3,6 @@
 A download is written to `<file>.part`, which is renamed only when it is complete and has the right checksum.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re
@@ -35,7 +33,10 @@ def locate(source_name: str) -> Path | None:
     if there := on_disk(source):
         return there
     if source.url is None:
-        raise BachError(directions(source))
+        raise BachError(
+            f"{source.name} has to be downloaded by hand from {source.where}; the file is called {source.archive}. "
+            f"{source.note}\nThen: bach prepare --source {source.name} --path {source.archive} (no need to unpack it)"
+        )
     print(f"{source.archive} comes from {source.where}. {source.note}")
     return fetch(source.url, output_dir("logs", source.archive), source.md5)
 
@@ -48,15 +49,6 @@ def on_disk(source: Source) -> Path | None:
             if place.is_dir() and (found := sorted(place.glob(name))):
                 return place if "*" in name and len(found) > 1 else found[0]
     return None
-
-
-def directions(source: Source) -> str:
-    """How a person gets and prepares the data set."""
-    return (
-        f"{source.name} has to be downloaded by hand from {source.where}; the file is called {source.archive}. "
-        f"{source.note}\nThen: bach prepare --source {source.name} --path {source.archive}"
-        "   (there is no need to unpack it)"
-    )
 
 
 def fetch(url: str, target: Path, md5: str | None = None) -> Path:
@@ -72,10 +64,8 @@ def fetch(url: str, target: Path, md5: str | None = None) -> Path:
         _download(url, part)
     except (OSError, urllib.error.URLError) as error:
         kept = f"{part.stat().st_size:,} bytes are kept, and the next call resumes there. " if part.exists() else ""
-        raise BachError(
-            f"downloading {url} stopped: {getattr(error, 'reason', error)}. {kept}"
-            f"Or download it with a browser and put it at {target}"
-        ) from error
+        advice = f"{kept}Or download it with a browser and put it at {target}"
+        raise BachError(f"downloading {url} stopped: {getattr(error, 'reason', error)}. {advice}") from error
     with part.open("rb") as stream:
         found = hashlib.file_digest(stream, "md5").hexdigest()
     if found != md5:
@@ -95,9 +85,8 @@ def _download(url: str, part: Path) -> None:
             return
         raise
     with answer:
-        resumed = answer.status == 206
+        resumed, length = answer.status == 206, answer.headers.get("Content-Length")
         have = have if resumed else 0
-        length = answer.headers.get("Content-Length")
         total = have + int(length) if length else None
         bar = tqdm(total=total, initial=have, unit="B", unit_scale=True, unit_divisor=1024, desc=part.stem)
         with bar, part.open("ab" if resumed else "wb") as stream:

@@ -5,8 +5,6 @@ rating, title and genre. Its row order is the order of the raw log, so `rowid` b
 never disappears silently: `BadRows` counts it and keeps file, line and reason.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,8 +40,8 @@ class BadRows:
         return "\n".join(f"  {message}" for message in self.first) + more
 
 
-def shortened(text: str, most: int = 300) -> str:
-    return text if len(text) <= most else text[:most] + "…"
+def shortened(text: str) -> str:
+    return text if len(text) <= 300 else text[:300] + "…"
 
 
 def connect(memory: str, spill: Path, threads: int | None = None) -> duckdb.DuckDBPyConnection:
@@ -74,13 +72,17 @@ class LogTable:
         """The first row of a query's result."""
         return self.con.execute(query, values).fetchall()[0]
 
+    def columns(self) -> dict[str, str]:
+        """Column → SQL type of `log`; empty before the first file."""
+        query = "SELECT column_name, data_type FROM duckdb_columns() WHERE table_name = 'log'"
+        return dict(self.con.execute(query).fetchall())
+
     def append(self, select: str, columns: list[str], label: str) -> None:
         """Append the rows of `select` to `log`; the first call creates the table."""
-        known = self.con.execute("SELECT column_name FROM duckdb_columns() WHERE table_name = 'log'").fetchall()
-        if not known:
+        before, here = (", ".join(sorted(names)) for names in (self.columns(), columns))
+        if not before:
             self.con.execute(f"CREATE TABLE log AS {select}")
-        elif {name for (name,) in known} != set(columns):
-            before, here = (", ".join(sorted(names)) for names in ([name for (name,) in known], columns))
+        elif before != here:
             raise BachError(f"{label} has the columns {here}, but the files before it have {before}")
         else:
             self.con.execute(f"INSERT INTO log BY NAME {select}")
@@ -92,15 +94,13 @@ class LogTable:
             named |= {role: role for role in ("rating", "title", "genre") if role in found}
         else:
             named |= self.params.columns
-        missing = [f"{column!r} ({role})" for role, column in named.items() if column not in found]
-        if missing:
+        if missing := [f"{column!r} ({role})" for role, column in named.items() if column not in found]:
             raise BachError(
                 f"{label} has no column {', '.join(missing)}; its columns are {', '.join(map(repr, found))}. "
                 'Say which is which with columns={"user": …, "item": …, "time": …} (--user … --item … --time …)'
             )
         for role, column in named.items():
-            others = [other for other in named if named[other] == column and other != role]
-            if others:
+            if others := [other for other in named if named[other] == column and other != role]:
                 raise BachError(f"columns= names {column!r} for both {role} and {others[0]}; each needs its own column")
         return named
 

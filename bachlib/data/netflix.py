@@ -1,7 +1,5 @@
 """The Netflix Prize log: a line `movie:`, then `user,rating,date` lines for that movie, in one file or several."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,11 +65,9 @@ class _Parser:
         try:
             table = pacsv.read_csv(
                 pa.BufferReader(text),
-                read_options=pacsv.ReadOptions(column_names=list(FIELDS), use_threads=False, block_size=len(text) + 1),
-                parse_options=pacsv.ParseOptions(
-                    invalid_row_handler=on_odd_row, ignore_empty_lines=False, quote_char=False
-                ),
-                convert_options=pacsv.ConvertOptions(column_types=FIELDS, null_values=[]),
+                pacsv.ReadOptions(column_names=list(FIELDS), use_threads=False, block_size=len(text) + 1),
+                pacsv.ParseOptions(invalid_row_handler=on_odd_row, ignore_empty_lines=False, quote_char=False),
+                pacsv.ConvertOptions(column_types=FIELDS, null_values=[]),
             )
         except pa.ArrowInvalid:
             return self.parse_slowly(text)
@@ -95,8 +91,7 @@ class _Parser:
             self.line += 1
             if (found := _movie(row)) is not None:
                 self.movie = found
-                continue
-            if not row.strip():
+            if found is not None or not row.strip():
                 continue
             try:
                 user, rating, date = row.split(",")
@@ -106,9 +101,7 @@ class _Parser:
                 rows.append((int(user), self.movie, int(rating), day * DAY))
             except ValueError:
                 self.add_bad(row, self.line)
-        columns = list(zip(*rows, strict=True)) or [[], [], [], []]
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
-        return pa.record_batch(arrays, schema=SCHEMA)
+        return pa.RecordBatch.from_pylist([dict(zip(SCHEMA.names, row, strict=True)) for row in rows], schema=SCHEMA)
 
     def add_bad(self, row: str, line: int) -> None:
         where = f"{self.label}, line {line}"

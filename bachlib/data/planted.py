@@ -3,15 +3,10 @@
 Interests are directions on the sphere. Items lie around their interest with a power-spherical density (the kernel of
 eq. 18) and have Zipf popularity. A user has proportions π_u ~ Dirichlet over the interests and a taste, one point
 inside each interest. Sessions stay on an interest for a while; inside it the user picks items near the taste, none
-twice. Some events are dislikes of random items and some repeat an earlier item, so that every step of the pipeline has
-something to do.
-
+twice. Some events are dislikes of random items and some repeat an earlier item, which the pipeline has to remove.
 The truth lies beside the log in `truth.npz`, to measure how well a model recovers it.
 """
 
-from __future__ import annotations
-
-import csv
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from bachlib import BachError
+from bachlib.data.dataset import Truth
 from bachlib.files import canonical_json, output_dir, short_hash, whole_folder
 from bachlib.params import WorldParams, validated
 
@@ -64,9 +60,8 @@ def write_world(folder: str | Path | None = None, **params: Any) -> Path:
     world = _plant(chosen, rng)
     log = _live(chosen, world, rng)
     with whole_folder(folder) as new:
-        events = log.drop(columns="interest")
-        events.to_csv(new / "log.csv", index=False, lineterminator="\n")
-        _write_items(new / "items.csv", world)
+        log.drop(columns="interest").to_csv(new / "log.csv", index=False, lineterminator="\n")
+        _items(world).to_csv(new / "items.csv", index=False, lineterminator="\n")
         np.savez(new / "truth.npz", event_interest=log["interest"].to_numpy(np.int16), **world)
         (new / "world.json").write_text(described)
     return folder
@@ -85,15 +80,9 @@ def _plant(params: WorldParams, rng: np.random.Generator) -> dict[str, np.ndarra
     pi = rng.dirichlet(np.full(m, params.interests_per_user / m), size=params.n_users)
     tastes = power_spherical(np.broadcast_to(directions, (params.n_users, m, d)), params.width, rng)
     names = np.array([list(GENRES)[r] if r < len(GENRES) else f"Genre {r + 1}" for r in range(m)])
-    return {
-        "directions": directions.astype(np.float32),
-        "genres": names,
-        "items": items.astype(np.float32),
-        "item_interest": item_interest.astype(np.int16),
-        "popularity": popularity.astype(np.float32),
-        "pi": pi.astype(np.float32),
-        "tastes": tastes.astype(np.float32),
-    }
+    world = {"directions": directions, "items": items, "popularity": popularity, "pi": pi, "tastes": tastes}
+    world = {name: value.astype(np.float32) for name, value in world.items()}
+    return world | {"genres": names, "item_interest": item_interest.astype(np.int16)}
 
 
 def _live(params: WorldParams, world: dict[str, np.ndarray], rng: np.random.Generator) -> pd.DataFrame:
@@ -118,23 +107,18 @@ def _live(params: WorldParams, world: dict[str, np.ndarray], rng: np.random.Gene
 
         n_disliked = rng.poisson(len(item) * params.disliked / (1 - params.disliked))
         again = np.sort(rng.choice(len(item), rng.binomial(len(item), params.repeated), replace=False))
-        frames.append(
-            {
-                "user": np.full(len(item) + n_disliked + len(again), u),
-                "item": np.concatenate([item, rng.integers(params.n_items, size=n_disliked), item[again]]),
-                "rating": np.concatenate([rating, rng.choice([1.0, 2.0, 3.0, 3.5], n_disliked), rating[again]]),
-                "time": np.concatenate(
-                    [time, rng.uniform(time[0], time[-1], n_disliked), rng.uniform(time[again], time[-1] + DAY)]
-                ),
-                "interest": np.concatenate([interest, np.full(n_disliked, -1), interest[again]]),
-            }
-        )
-    log = pd.DataFrame({name: np.concatenate([f[name] for f in frames]) for name in frames[0]})
+        columns = {  # liked, disliked, repeated
+            "user": [np.full(len(item) + n_disliked + len(again), u)],
+            "item": [item, rng.integers(params.n_items, size=n_disliked), item[again]],
+            "rating": [rating, rng.choice([1.0, 2.0, 3.0, 3.5], n_disliked), rating[again]],
+            "time": [time, rng.uniform(time[0], time[-1], n_disliked), rng.uniform(time[again], time[-1] + DAY)],
+            "interest": [interest, np.full(n_disliked, -1), interest[again]],
+        }
+        frames.append(columns)
+    log = pd.DataFrame({name: np.concatenate([part for f in frames for part in f[name]]) for name in frames[0]})
     log["time"] = (log["time"] // MINUTE * MINUTE).astype(np.int64)  # whole minutes: real logs have ties too
     log = log.sort_values(["user", "time"], kind="stable", ignore_index=True)
-    log["user"] = user_names(log["user"].to_numpy())
-    log["item"] = item_names(log["item"].to_numpy())
-    return log
+    return log.assign(user=_names("u", log["user"]), item=_names("i", log["item"]))
 
 
 def sessions(pi: np.ndarray, stickiness: float, n: int, rng: np.random.Generator) -> np.ndarray:
@@ -145,14 +129,9 @@ def sessions(pi: np.ndarray, stickiness: float, n: int, rng: np.random.Generator
     return drawn[np.maximum.accumulate(np.where(moves, np.arange(n), 0))]
 
 
-def _favourites(
-    params: WorldParams, world, u: int, r: int, members: np.ndarray, rng: np.random.Generator
-) -> np.ndarray:
-    """The interest's items in the order in which this user meets them.
-
-    They are drawn without replacement, each with probability ∝ popularity · ((1 + cos) / 2)^κ around the user's taste
-    (Gumbel's trick).
-    """
+def _favourites(params: WorldParams, world, u: int, r: int, members: np.ndarray, rng) -> np.ndarray:
+    """The interest's items in the order in which this user meets them: drawn without replacement (Gumbel's trick),
+    each with probability ∝ popularity · ((1 + cos) / 2)^κ around the user's taste."""
     kappa = np.log(0.5) / np.log((1 + np.cos(params.taste)) / 2)
     cosine = world["items"][members] @ world["tastes"][u, r]
     weight = np.log(world["popularity"][members]) + kappa * np.log(np.clip((1 + cosine) / 2, 1e-30, None))
@@ -176,27 +155,18 @@ def power_spherical(mean: np.ndarray, angle: float, rng: np.random.Generator) ->
     return t * mean + np.sqrt(1 - t**2) * tangent
 
 
-def user_names(index: np.ndarray) -> np.ndarray:
-    return np.char.add("u", np.char.zfill(index.astype(str), 7))
-
-
-def item_names(index: np.ndarray) -> np.ndarray:
-    return np.char.add("i", np.char.zfill(index.astype(str), 7))
+def _names(letter: str, index: pd.Series) -> pd.Series:
+    return letter + index.astype(str).str.zfill(7)
 
 
 def index_of(names: pd.Series) -> np.ndarray:
     return names.str[1:].astype(int).to_numpy()
 
 
-def _write_items(path: Path, world: dict[str, np.ndarray]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(["item", "title", "genre"])
-        made = np.zeros(len(world["genres"]), int)
-        for name, r in zip(item_names(np.arange(len(world["items"]))), world["item_interest"], strict=True):
-            genre = str(world["genres"][r])
-            writer.writerow([name, _title(genre, made[r]), genre])
-            made[r] += 1
+def _items(world: dict[str, np.ndarray]) -> pd.DataFrame:
+    genre = pd.Series(world["genres"][world["item_interest"]])
+    titles = [_title(name, n) for name, n in zip(genre, genre.groupby(genre).cumcount(), strict=True)]
+    return pd.DataFrame({"item": _names("i", pd.Series(range(len(genre)))), "title": titles, "genre": genre})
 
 
 def _title(genre: str, n: int) -> str:
@@ -213,8 +183,7 @@ def align_truth(world: Path, prepared: Path) -> None:
         raise BachError(f"{world} is not a planted world (it has no truth.npz); write one with planted.write_world()")
     user = index_of(pd.read_parquet(prepared / "users.parquet")["raw_id"])
     item = index_of(pd.read_parquet(prepared / "items.parquet")["raw_id"])
-    every = slice(None)
-    rows = {"directions": every, "genres": every, "items": item, "item_interest": item, "popularity": item}
-    rows |= {"pi": user, "tastes": user}
+    rows = {"items": item, "item_interest": item, "popularity": item, "pi": user, "tastes": user}
     with np.load(world / "truth.npz") as truth:
-        np.savez(prepared / "truth.npz", **{name: truth[name][row] for name, row in rows.items()})
+        kept = {name: truth[name][rows.get(name, ...)] for name in Truth._fields}
+    np.savez(prepared / "truth.npz", **kept)

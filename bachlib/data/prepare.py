@@ -9,8 +9,6 @@ items of a sequence are 10 validation and 10 test items) is index arithmetic on 
 The defaults follow the paper; `ties` and `on_bad_rows` decide what the paper leaves open.
 """
 
-from __future__ import annotations
-
 import errno
 import re
 import shutil
@@ -25,14 +23,14 @@ import pyarrow as pa
 
 from bachlib import BachError
 from bachlib.data import planted
-from bachlib.data.dataset import FORMAT, Dataset
+from bachlib.data.dataset import FILES, FORMAT, Dataset
 from bachlib.data.log_table import LogTable, connect
 from bachlib.data.raw import RawFile, beside, find_raw, fingerprint
 from bachlib.data.readers import read_log
 from bachlib.data.sources import Source, find_source
-from bachlib.data.store import content_hash, read_meta, write_items, write_sequences, write_users
+from bachlib.data.store import content_hash, write_items, write_sequences, write_users
 from bachlib.data.windows import windows_per_user
-from bachlib.files import canonical_json, only_one, output_dir, whole_folder
+from bachlib.files import canonical_json, only_one, output_dir, read_json, whole_folder
 from bachlib.params import MIN_ITEMS, PrepareParams, validated
 
 Say = Callable[[str], None]
@@ -72,19 +70,15 @@ def prepare(
     out = Path(out).expanduser().resolve()
     titles = beside(raws[0], kind.items) if kind.items else None
     inputs = {raw.path: raw for raw in [*raws, *([titles] if titles else [])]}  # a zip counts once
-    identity = {
-        "format": FORMAT,
-        "source": source,
-        "params": chosen.model_dump(),
-        "inputs": [fingerprint(raw) for raw in inputs.values()],
-    }
+    identity = {"format": FORMAT, "source": source, "params": chosen.model_dump()}
+    identity["inputs"] = [fingerprint(raw) for raw in inputs.values()]
     with _clear_errors(out), only_one(out):
         if _is_prepared(out, identity, say):
             say(f"{out.name}: already prepared with this input and these parameters")
         else:
             with whole_folder(out) as folder:
                 with connect(memory, folder / "spill", threads) as con:
-                    meta = _pipeline(con, kind, raws, titles, chosen, folder, say)
+                    meta = _pipeline(LogTable(con, chosen), kind, raws, titles, folder, say)
                 for scratch in ("spill", "unpacked"):
                     shutil.rmtree(folder / scratch, ignore_errors=True)
                 if source == "planted":
@@ -95,24 +89,16 @@ def prepare(
 
 
 def _pipeline(
-    con: duckdb.DuckDBPyConnection,
-    source: Source,
-    raws: list[RawFile],
-    titles: RawFile | None,
-    params: PrepareParams,
-    folder: Path,
-    say: Say,
+    log: LogTable, source: Source, raws: list[RawFile], titles: RawFile | None, folder: Path, say: Say
 ) -> dict[str, Any]:
     """Every step of appendix A, in its order; each reports how many rows, users and items remain."""
-    steps, log = Steps(say), LogTable(con, params)
     read_log(log, source, raws, folder / "unpacked")
-    bad, one = log.bad, log.one
+    steps, con, params, bad, one = Steps(say), log.con, log.params, log.bad, log.one
     if bad.count and params.on_bad_rows == "stop":
         raise BachError(f"the log has unreadable rows (on_bad_rows='skip' leaves them out and counts them):\n{bad}")
     if bad.count:
         say(f"left out {bad.count:,} unreadable rows:\n{bad}")
-    described = con.execute("SELECT column_name, data_type FROM duckdb_columns() WHERE table_name = 'log'").fetchall()
-    columns = dict(described)
+    columns = log.columns()
     rated = "rating" in columns
     liked = f"rating >= {params.min_rating}::{columns['rating']}" if rated else "true"
 
@@ -130,16 +116,12 @@ def _pipeline(
     steps.add(f"liked (rating ≥ {params.min_rating:g})" if rated else "liked (every event)", rows, users, items)
     if not rows:
         low, high = one("SELECT min(rating), max(rating) FROM log")
-        raise BachError(
-            f"no event has a rating of at least min_rating={params.min_rating:g}: the ratings go from {low:g} to "
-            f"{high:g}; lower min_rating"
-        )
+        found = f"the ratings go from {low:g} to {high:g}; lower min_rating"
+        raise BachError(f"no event has a rating of at least min_rating={params.min_rating:g}: {found}")
 
     # 2. unique items per user, each at its first interaction
-    con.execute(f"""
-        CREATE TABLE firsts AS
-        SELECT user, item, {FIRST} AS first FROM log WHERE {liked} GROUP BY user, item
-    """)
+    firsts = f"SELECT user, item, {FIRST} AS first FROM log WHERE {liked} GROUP BY user, item"
+    con.execute(f"CREATE TABLE firsts AS {firsts}")
     steps.add("unique items per user", *one("SELECT count(*) FROM firsts"), users, items)
 
     # 3. the most frequent items; equally frequent ones in the order of their ids
@@ -159,10 +141,8 @@ def _pipeline(
     if not qualified.num_rows:
         (longest,) = one("SELECT max(n) FROM lengths")
         lower = [f"min_items (to no less than {MIN_ITEMS})"] * (params.min_items > MIN_ITEMS) + ["min_rating"] * rated
-        raise BachError(
-            f"no user has {params.min_items} liked items: the longest sequence has {longest}. "
-            + (f"Lower {' or '.join(lower)}" if lower else f"A training window needs at least {MIN_ITEMS}")
-        )
+        advice = f"Lower {' or '.join(lower)}" if lower else f"A training window needs at least {MIN_ITEMS}"
+        raise BachError(f"no user has {params.min_items} liked items: the longest sequence has {longest}. {advice}")
     _keep(con, qualified)
     kept = "SELECT sum(n), count(*), (SELECT count(*) FROM items) FROM users"
     steps.add(f"users with ≥ {params.min_items} items", *one(kept))
@@ -213,7 +193,8 @@ def _is_prepared(out: Path, identity: dict[str, Any], say: Say) -> bool:
         return False
     if not (out / "meta.json").is_file():
         raise BachError(f"{out} exists and is not a prepared data set; choose another out=")
-    meta = read_meta(out) or {}
+    complete = all((out / name).exists() for name in FILES.values())
+    meta = read_json(out / "meta.json") if complete else {}
     different = [key for key, value in identity.items() if meta.get(key) != value]
     if different:
         say(f"{out.name}: replaced, because its {' and '.join(different)} differ")
@@ -223,10 +204,8 @@ def _is_prepared(out: Path, identity: dict[str, Any], say: Say) -> bool:
 @contextmanager
 def _clear_errors(out: Path) -> Iterator[None]:
     """Turn errors of the disk, of memory and of DuckDB into advice."""
-    no_space = (
-        f"no disk space left while preparing {out.name}; nothing was kept. "
-        "Free some space, or move the outputs with BACH_OUTPUT_DIR"
-    )
+    advice = "Free some space, or move the outputs with BACH_OUTPUT_DIR"
+    no_space = f"no disk space left while preparing {out.name}; nothing was kept. {advice}"
     try:
         yield
     except OSError as error:

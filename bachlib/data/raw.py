@@ -4,8 +4,6 @@ Compressed or differently encoded files are unpacked before they are read: a gzi
 checksum must be an error, not a shorter log.
 """
 
-from __future__ import annotations
-
 import codecs
 import fnmatch
 import gzip
@@ -67,10 +65,8 @@ def find_raw(path: str | Path, pattern: str, required: bool = True) -> list[RawF
     path = Path(path).expanduser()
     if not path.exists():
         raise BachError(f"{path} does not exist")
-    found: list[RawFile] = []
     if path.is_dir():
-        names = [p for p in path.rglob("*") if p.is_file() and _called(p.name, pattern)]
-        found = [RawFile(p) for p in names]
+        found = [RawFile(p) for p in path.rglob("*") if p.is_file() and _called(p.name, pattern)]
         if not found:  # a folder that holds the authors' zip
             for archive in sorted(path.glob("*.zip")):
                 found += find_raw(archive, pattern, required=False)
@@ -90,15 +86,11 @@ def find_raw(path: str | Path, pattern: str, required: bool = True) -> list[RawF
     if len(found) > 1 and "*" not in pattern:
         several = ", ".join(str(raw.path.relative_to(path)) if not raw.member else raw.label for raw in found)
         raise BachError(f"{path} has more than one {pattern}: {several}; pass the path of one of them")
-    return sorted(found, key=lambda raw: _natural(raw.label))
+    return sorted(found, key=lambda raw: [int(x) if x.isdigit() else x for x in re.split(r"(\d+)", raw.label)])
 
 
 def _called(name: str, pattern: str) -> bool:
     return fnmatch.fnmatch(name, pattern) or fnmatch.fnmatch(name, pattern + ".gz")
-
-
-def _natural(name: str) -> list[str | int]:
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
 def beside(raw: RawFile, pattern: str) -> RawFile | None:

@@ -4,8 +4,6 @@ Here are delimited text (the authors' formats, checked against their first line,
 a module of its own, because its log is not a table.
 """
 
-from __future__ import annotations
-
 import csv
 import itertools
 from collections.abc import Iterator
@@ -39,9 +37,6 @@ def read_log(log: LogTable, source: Source, raws: list[RawFile], work: Path) -> 
             plain.unlink()
     if log.one("SELECT count(*) FROM log") == (0,) and not log.bad.count:
         raise BachError(f"{', '.join(raw.label for raw in raws)}: the log is empty, it has no interaction")
-
-
-# ---------------------------------------------------------------------------------------------- delimited text
 
 
 @dataclass
@@ -93,24 +88,19 @@ def _collect_rejects(log: LogTable, path: Path, label: str) -> None:
         FROM reject_errors GROUP BY line_byte_position
         ORDER BY bool_or(error_type = 'UNQUOTED VALUE') DESC, line_byte_position LIMIT {SHOWN}
     """).fetchall()
-    lines = _lines_at(path, [position for position, *_ in first])
-    messages = [_explain(f"{label}, line {line}", *row[1:]) for line, row in zip(lines, first, strict=True)]
+    messages = [_explain(f"{label}, line {_line_at(path, position)}", *row) for position, *row in first]
     if first[0][2] == "UNQUOTED VALUE":  # this row swallows everything up to the next quote
         raise BachError(f"{shortened(messages[0])}\nThe rows after an unclosed quote cannot be read: correct that line")
     log.bad.add(count, messages)
 
 
-def _lines_at(path: Path, positions: list[int]) -> list[int]:
-    """The line numbers of byte positions (counted from 1)."""
-    lines = []
+def _line_at(path: Path, position: int) -> int:
+    """The line number of a byte position (both counted from 1)."""
+    left, line = position - 1, 1
     with path.open("rb") as stream:
-        for position in positions:
-            stream.seek(0)
-            left, line = position - 1, 1
-            while left > 0 and (chunk := stream.read(min(left, 1 << 22))):
-                line, left = line + chunk.count(b"\n"), left - len(chunk)
-            lines.append(line)
-    return lines
+        while left > 0 and (chunk := stream.read(min(left, 1 << 22))):
+            line, left = line + chunk.count(b"\n"), left - len(chunk)
+    return line
 
 
 def _relation(path: Path, layout: Layout, params: PrepareParams) -> str:
@@ -136,12 +126,12 @@ def _relation(path: Path, layout: Layout, params: PrepareParams) -> str:
 def _known_layout(source: Source, path: Path, label: str) -> Layout:
     """The authors' format, after a check that the first line has it."""
     first = _first_line(path, label)
-    fields = first.split(source.delimiter)
-    wanted = source.delimiter.join(source.header or source.columns)
-    if source.header and [field.strip('"') for field in fields] != list(source.header):
-        raise BachError(f"{label} is not a {source.name} log: its first line should be {wanted!r} and is {first!r}")
-    if len(fields) != len(source.columns):
-        raise BachError(f"{label} is not a {source.name} log: a line should look like {wanted!r} and is {first!r}")
+    fields = [field.strip('"') for field in first.split(source.delimiter)]
+    if len(fields) != len(source.columns) or fields != list(source.header or fields):
+        wanted = source.delimiter.join(source.header or source.columns)
+        raise BachError(
+            f"{label} is not a {source.name} log: its first line should be like {wanted!r} and is {first!r}"
+        )
     return Layout(source.columns, source.delimiter, header=source.header is not None)
 
 
@@ -151,10 +141,11 @@ def _own_layout(log: LogTable, path: Path, label: str) -> Layout:
     wanted = set((log.params.columns or {}).values()) | {"user", "item", "time"}
     readings = {delimiter: next(csv.reader([first], delimiter=delimiter)) for delimiter in ",;\t|"}
     delimiter = max(readings, key=lambda d: (len(wanted & set(readings[d])), len(readings[d])))
-    found = readings[delimiter]
-    named = log.named_columns(found, label)
+    named = log.named_columns(readings[delimiter], label)
     role = {column: name for name, column in named.items()}
-    names = [role.pop(column, f"_{n}") for n, column in enumerate(found)]  # of a repeated column the first counts
+    names = [
+        role.pop(column, f"_{n}") for n, column in enumerate(readings[delimiter])
+    ]  # of a repeated column the first counts
     layout = Layout(dict.fromkeys(names, "VARCHAR"), delimiter, header=True, quote='"')
     at = names.index("time")
     sample = [row[at] for _, row in itertools.islice(layout.rows(path), 10_000) if len(row) == len(names)]
@@ -195,8 +186,7 @@ def _not_cut_off(log: LogTable, path: Path, layout: Layout, label: str) -> str:
         return "true"  # complete, or too few fields: the reader rejects those itself
     if not all(values[name].isdigit() for name in ("user", "item", "time")):
         return "true"
-    (line,) = _lines_at(path, [path.stat().st_size])
-    log.bad.add(1, [f"{label}, line {line}: the last line is cut off: {last!r}"])
+    log.bad.add(1, [f"{label}, line {_line_at(path, path.stat().st_size)}: the last line is cut off: {last!r}"])
     return "NOT (" + " AND ".join(f"{name} = {values[name]}" for name in ("user", "item", "time")) + ")"
 
 
@@ -236,9 +226,6 @@ def _explain(where: str, column: str | None, kind: str, message: str, text: str)
 
 def _not_utf8(where: str) -> str:
     return f"{where}: the file is not UTF-8; pass its encoding, e.g. encoding='latin-1'"
-
-
-# ----------------------------------------------------------------------------------------------------- Parquet
 
 
 def read_parquet(log: LogTable, path: Path, label: str) -> None:
@@ -281,7 +268,6 @@ def read_parquet(log: LogTable, path: Path, label: str) -> None:
 def _id(column: str, kind: str) -> str:
     """An id as text, as in a CSV, so that files with different types fit together."""
     if kind in ("DOUBLE", "FLOAT"):  # pandas turns whole numbers with a missing value into floats
-        return (
-            f"CASE WHEN isfinite({column}) THEN coalesce(TRY_CAST({column} AS BIGINT)::VARCHAR, {column}::VARCHAR) END"
-        )
+        text = f"coalesce(TRY_CAST({column} AS BIGINT)::VARCHAR, {column}::VARCHAR)"
+        return f"CASE WHEN isfinite({column}) THEN {text} END"
     return f"NULLIF({column}::VARCHAR, '')"

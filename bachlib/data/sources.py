@@ -4,8 +4,6 @@ A source names the file of the log and the file that describes the items. `prepa
 gzipped, inside the authors' zip, or in a folder that holds any of these.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Iterator
@@ -92,8 +90,6 @@ def find_source(name: str) -> Source:
         raise BachError(f"source {name!r} is unknown; the sources are {', '.join(SOURCES)}")
     return SOURCES[name]
 
-
-# ----------------------------------------------------------------------------------------- item titles and genres
 
 Row = tuple[str, str, list[str]]  # raw id, title, genres
 

@@ -1,11 +1,7 @@
 """Write the files of a prepared data set; `Dataset` opens them. The same content gives the same bytes."""
 
-from __future__ import annotations
-
 import hashlib
-import json
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import numpy as np
@@ -54,8 +50,7 @@ def write_items(
     if "genre" in columns:
         named["genres"] = _first_mention(con, "genre").fillna("").astype(str).map(split_genres)
     title = named["title"].fillna(named["raw_id"]) if "title" in named else named["raw_id"]
-    genres = named["genres"] if "genres" in named else [None] * len(named)
-    genres = [entry if isinstance(entry, list) else [] for entry in genres]
+    genres = [entry if isinstance(entry, list) else [] for entry in named.get("genres", [None] * len(named))]
     items = items.append_column("title", pa.array(title, pa.string()))
     items = items.append_column("genres", pa.array(genres, pa.list_(pa.string())))
     pq.write_table(items, folder / FILES["items"])
@@ -67,15 +62,6 @@ def _first_mention(con: duckdb.DuckDBPyConnection, column: str) -> pd.Series:
         SELECT arg_min(log.{column}, log.rowid) FILTER (log.{column}::VARCHAR <> '') AS said
         FROM items LEFT JOIN log USING (item) GROUP BY id ORDER BY id
     """).df()["said"]
-
-
-def read_meta(folder: Path) -> dict[str, Any] | None:
-    """`meta.json` of a prepared folder; None if the folder is damaged or incomplete."""
-    try:
-        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return meta if all((folder / name).exists() for name in FILES.values()) else None
 
 
 def content_hash(folder: Path) -> str:

@@ -22,12 +22,10 @@ if TYPE_CHECKING:
     from bachlib.data.dataset import Dataset
 
 
-def windows_per_user(
-    lengths: Int[np.ndarray, " n"], n_hist: int = N_HIST, n_next: int = N_NEXT
-) -> Int[np.ndarray, " n"]:
+def windows_per_user(lengths: Int[np.ndarray, " n"], n_hist: int = N_HIST) -> Int[np.ndarray, " n"]:
     """L − 79 for the paper's 50 + 10; 1 for a sequence that is too short for a full window."""
     prefix = np.asarray(lengths) - N_VALID - N_TEST
-    return np.where(prefix > n_next, np.maximum(prefix - n_hist - n_next + 1, 1), 0)
+    return np.where(prefix > N_NEXT, np.maximum(prefix - n_hist - N_NEXT + 1, 1), 0)
 
 
 class Batch(NamedTuple):
@@ -43,20 +41,17 @@ class Windows:
     `state_dict()` continues with the next batch.
     """
 
-    def __init__(
-        self, dataset: Dataset, batch_size: int = 512, seed: int = 0, n_hist: int = N_HIST, n_next: int = N_NEXT
-    ):
-        for name, value in (("batch_size", batch_size), ("n_hist", n_hist), ("n_next", n_next)):
-            if value < 1:
-                raise BachError(f"{name} should be at least 1; got {value}")
-        self.dataset, self.batch_size, self.seed, self.n_hist, self.n_next = dataset, batch_size, seed, n_hist, n_next
-        self.counts = windows_per_user(dataset.lengths, n_hist, n_next)
+    def __init__(self, dataset: Dataset, batch_size: int = 512, seed: int = 0, n_hist: int = N_HIST):
+        if min(batch_size, n_hist) < 1:
+            raise BachError(f"batch_size and n_hist should be at least 1; got {batch_size} and {n_hist}")
+        self.dataset, self.batch_size, self.seed, self.n_hist = dataset, batch_size, seed, n_hist
+        self.counts = windows_per_user(dataset.lengths, n_hist)
         if dataset.cold is not None:
             self.counts[dataset.cold] = 0
         self.ends = np.cumsum(self.counts)
         self.epoch = self.step = 0
         if not len(self):
-            raise BachError(f"{dataset!r} has no sequence long enough for a window of {n_hist} + {n_next} items")
+            raise BachError(f"{dataset!r} has no sequence long enough for a window of {n_hist} + {N_NEXT} items")
 
     def __len__(self) -> int:
         """The number of windows."""
@@ -68,13 +63,13 @@ class Windows:
         return max(1, len(self) // self.batch_size)
 
     def window(self, index: Int[np.ndarray, " B"]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(user (B,), history (B, n_hist), next items (B, n_next)) of the windows with these numbers."""
+        """(user (B,), history (B, n_hist), next items (B, 10)) of the windows with these numbers."""
         user = np.searchsorted(self.ends, index, side="right")
         first = index - self.ends[user] + self.counts[user]  # number of the window among the windows of its user
         prefix = self.dataset.lengths[user] - N_VALID - N_TEST
-        end = first + np.minimum(self.n_hist, prefix - self.n_next)  # where the history ends and the next items begin
+        end = first + np.minimum(self.n_hist, prefix - N_NEXT)  # where the history ends and the next items begin
         history = self.dataset.items_before(user, end, self.n_hist)
-        following = (self.dataset.offsets[user] + end)[:, None] + np.arange(self.n_next)
+        following = (self.dataset.offsets[user] + end)[:, None] + np.arange(N_NEXT)
         return user, history, self.dataset.sequences[following].astype(np.int64)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -82,7 +77,7 @@ class Windows:
         epoch, steps = self.epoch, self.steps_per_epoch
         rng = np.random.default_rng([self.seed, epoch])
         order = rng.permutation(len(self)).astype(np.int64 if len(self) > 2**31 else np.int32)
-        target = rng.integers(self.n_next, size=len(self), dtype=np.uint16)
+        target = rng.integers(N_NEXT, size=len(self), dtype=np.uint16)
         for step in range(self.step, steps):
             self.epoch, self.step = (epoch, step + 1) if step + 1 < steps else (epoch + 1, 0)
             index = order[step * self.batch_size : (step + 1) * self.batch_size].astype(np.int64)
@@ -102,5 +97,5 @@ class Windows:
         self.epoch, self.step = state["epoch"], state["step"]
 
     def _setting(self) -> dict[str, int | str]:
-        setting = {name: getattr(self, name) for name in ("batch_size", "seed", "n_hist", "n_next")}
-        return setting | {"data": self.dataset.meta["content_hash"]}
+        setting = {name: getattr(self, name) for name in ("batch_size", "seed", "n_hist")}
+        return setting | {"n_next": N_NEXT, "data": self.dataset.meta["content_hash"]}

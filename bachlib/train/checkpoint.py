@@ -6,8 +6,6 @@ step draws (windows, targets, negatives, dropout) is a function of (seed, epoch,
 last bit: modules that draw from another source than torch, and GPUs, whose sums have no fixed order.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,9 +22,7 @@ from bachlib.files import replacing
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: dict[str, Any] | None = None) -> None:
     """Write a safetensors file atomically, with `about` as JSON in its header."""
-    kept = {
-        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
-    }
+    kept = {name: x.detach().cpu().clone(memory_format=torch.contiguous_format) for name, x in tensors.items()}
     with replacing(path) as partial:
         save_file(kept, partial, {"about": json.dumps(about or {})})
         partial.chmod(0o644)
@@ -37,8 +33,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise BachError(f"{path} does not exist")
     try:
         with safe_open(path, "pt") as file:
-            names = list(file.keys())
-            return {name: file.get_tensor(name) for name in names}, json.loads(file.metadata()["about"])
+            return {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["about"])  # noqa: SIM118
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise BachError(f"{path} is damaged ({error}); start again with fresh=True") from None
 
@@ -69,8 +64,7 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> tupl
     parameters = dict(model.named_parameters())
     for name, value in parts["optimizer"].items():
         key, of = name.split(".", 1)
-        parameter = parameters[of]
-        optimizer.state[parameter][key] = value.to(parameter.device)
+        optimizer.state[parameters[of]][key] = value.to(parameters[of].device)
     return parts["sums"], about
 
 
@@ -79,8 +73,7 @@ def _fill(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
     if wrong := sorted(set(ours) ^ set(tensors)):
         raise BachError(f"{path} belongs to another model: only one of them has {', '.join(wrong[:4])}")
     for name, value in tensors.items():
-        if ours[name].shape != value.shape:
-            raise BachError(
-                f"{path} belongs to another model: {name} is {tuple(value.shape)} there, {tuple(ours[name].shape)} here"
-            )
+        there, here = tuple(value.shape), tuple(ours[name].shape)
+        if there != here:
+            raise BachError(f"{path} belongs to another model: {name} is {there} there, {here} here")
     model.load_state_dict(tensors)

@@ -4,8 +4,6 @@ Everything a step draws comes from (seed, epoch, step). So a training that was s
 continues from its last resume state to the same weights and history as an uninterrupted one.
 """
 
-from __future__ import annotations
-
 import signal
 import threading
 import time
@@ -55,9 +53,8 @@ def fit(
         run = run or Run.open(folder, model.to(device), dataset, p, False)
         if not any(parameter.requires_grad for parameter in model.parameters()):
             auprc = validation_auprc(model, dataset, p, team)
-            run.write(
-                [{"epoch": 0, "step": 0, "valid_auprc": auprc}], status="finished", best={"epoch": 0, "auprc": auprc}
-            )
+            rows = [{"epoch": 0, "step": 0, "valid_auprc": auprc}]
+            run.write(rows, status="finished", best={"epoch": 0, "auprc": auprc})
             return run
         return _Training(run, dataset, p, team, quiet or not team.first).go(stop)
 
@@ -83,10 +80,10 @@ class _Training:
             self.rows, self.best, self.looks = about["rows"], about["best"], about["looks"]
         team.same([*self.model.parameters(), *self.model.buffers()])
         if self.state.exists() and not self.done():
-            place = f"epoch {self.windows.epoch + 1} after {self.windows.step} steps"
-            self.progress.say(f"resuming {run.folder.name} in {place}")
+            self.progress.say(f"resuming {run.folder.name} in {self.place()}")
 
-    # ---------------------------------------------------------------------------------------------- the loop
+    def place(self) -> str:
+        return f"epoch {self.windows.epoch + 1} after {self.windows.step} steps"
 
     def done(self) -> bool:
         return self.windows.epoch >= self.p.epochs or self.looks >= self.p.patience
@@ -96,10 +93,10 @@ class _Training:
             self.save()  # a good state exists from the first step on
         self.since, self.seen_windows = time.monotonic(), 0  # for the speed
         try:
-            while not self.done():
-                if self.epoch(stop):
-                    return self.end("stopped")
-            return self.end("finished")
+            stopped = False
+            while not (stopped or self.done()):
+                stopped = self.epoch(stop)
+            return self.end("stopped" if stopped else "finished")
         except NotFinite:
             if self.team.first:
                 self.run.write(self.rows, status="diverged", best=self.best)
@@ -130,9 +127,8 @@ class _Training:
         """One gradient step (Algorithm 1); returns (stop?, save?)."""
         draw = np.random.SeedSequence([self.p.seed, epoch, step])
         negatives = np.random.default_rng(draw).integers(self.dataset.n_items, size=self.p.n_negatives)
-        torch.manual_seed(
-            int(draw.spawn(self.team.size)[self.team.rank].generate_state(1, np.uint64)[0] >> np.uint64(1))
-        )
+        own = draw.spawn(self.team.size)[self.team.rank].generate_state(1, np.uint64)[0]
+        torch.manual_seed(int(own >> np.uint64(1)))
         mine = self.team.rows(len(batch.positive))
         others = np.delete(batch.positive, mine)  # positives of the other processes are candidates too
         user, history, positive, negatives = (
@@ -160,21 +156,19 @@ class _Training:
         return stops > 0, saves > 0
 
     def end_of_epoch(self, number: int) -> None:
-        last = number == self.p.epochs
-        auprc = None
-        if number % self.p.valid_every == 0 or last:
+        auprc, due = None, number % self.p.valid_every == 0
+        if due or number == self.p.epochs:
             auprc = validation_auprc(self.model, self.dataset, self.p, self.team)
         row = self.log(number, self.windows.steps_per_epoch, auprc)
         better = auprc is not None and (self.best is None or auprc > self.best["auprc"])
         if better:
             self.looks, self.best = 0, {"epoch": number, "auprc": auprc}
             self.write_weights("best")
-        elif number % self.p.valid_every == 0:  # an extra validation in the last epoch does not count
+        elif due:  # an extra validation in the last epoch does not count
             self.looks += 1
         self.write_weights("last")
         self.save()
-        windows_left = (self.p.epochs - number) * self.progress.windows
-        self.progress.epoch(row, better, windows_left / row["windows_per_s"])
+        self.progress.epoch(row, better, (self.p.epochs - number) * self.progress.windows / row["windows_per_s"])
 
     def log(self, epoch: int, step: int, auprc: float | None = None) -> dict[str, Any]:
         """Append a row to the history and start the sums again."""
@@ -186,8 +180,6 @@ class _Training:
         self.watch.reset()
         self.since, self.seen_windows = now, 0
         return row
-
-    # ------------------------------------------------------------------------------------------------ keeping
 
     def join_sums(self) -> None:
         """Add up the sums of all processes."""
@@ -223,12 +215,8 @@ class _Training:
         self.model.eval()
         if status == "stopped":
             kept = f"the model has the weights of epoch {self.best['epoch']}" if self.best else "no validation yet"
-            where = f"epoch {self.windows.epoch + 1} after {self.windows.step} steps"
-            self.progress.say(f"stopped in {where}; {kept}. Call fit with the same arguments to resume.")
+            self.progress.say(f"stopped in {self.place()}; {kept}. Call fit with the same arguments to resume.")
         return self.run
-
-
-# ------------------------------------------------------------------------------------------------------ small parts
 
 
 def validation_auprc(model: nn.Module, dataset: Dataset, p: TrainParams, team: Group) -> float:
@@ -247,14 +235,13 @@ def stopped_by_ctrl_c() -> Iterator[threading.Event]:
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    before = signal.getsignal(signal.SIGINT)
 
     def on_interrupt(*_: Any) -> None:
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
 
-    signal.signal(signal.SIGINT, on_interrupt)
+    before = signal.signal(signal.SIGINT, on_interrupt)
     try:
         yield stop
     finally:

@@ -7,8 +7,6 @@ rounding and dropout masks. (With its own positives only, a process would have B
 B − 1: an easier task, and losses that cannot be compared.)
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 from collections.abc import Iterable, Iterator
@@ -63,11 +61,10 @@ class Group:
 
     def extremes(self, low_high: Tensor) -> Tensor:
         """(smallest of the first, largest of the second) over all processes."""
+        both = torch.stack([-low_high[0], low_high[1]])
         if self.size > 1:
-            both = low_high * torch.tensor([-1.0, 1.0], dtype=low_high.dtype, device=low_high.device)
             dist.all_reduce(both, dist.ReduceOp.MAX)
-            return torch.stack([-both[0], both[1]])
-        return low_high
+        return torch.stack([-both[0], both[1]])
 
     def wait(self) -> None:
         if self.size > 1:

@@ -19,17 +19,7 @@ from torch import nn
 
 from bachlib import BachError
 from bachlib.data import Dataset
-from bachlib.files import (
-    canonical_json,
-    code_hash,
-    differences,
-    output_dir,
-    read_json,
-    short_hash,
-    versions,
-    write_table,
-    write_text,
-)
+from bachlib.files import code_hash, differences, output_dir, read_json, short_hash, versions, write_json, write_table
 from bachlib.model.methods import Method, build
 from bachlib.params import TrainParams
 from bachlib.train.checkpoint import load_weights
@@ -43,17 +33,15 @@ CODE = ("model", "rank", "train", "data/dataset.py", "data/windows.py")
 class Run:
     """`model` has the best weights; `history` is a table; `status` is running, finished, stopped or diverged."""
 
-    weights = "best"  # the weights in the model: best or last
-
-    def __init__(self, folder: Path, model: nn.Module, about: dict[str, Any]):
-        self.folder, self.model, self.about = folder, model, about
+    def __init__(self, folder: Path, model: nn.Module, about: dict[str, Any], weights: str = "best"):
+        self.folder, self.model, self.about, self.weights = folder, model, about, weights
 
     @property
     def status(self) -> str:
         return self.about["status"]
 
     @property
-    def best(self) -> dict[str, Any]:
+    def best(self) -> dict[str, Any] | None:
         """Epoch and AUPRC of the best validation."""
         return self.about["best"]
 
@@ -65,11 +53,7 @@ class Run:
     @classmethod
     def open(cls, folder: Path | None, model: nn.Module, dataset: Dataset, params: TrainParams, fresh: bool) -> Run:
         """The run of these parameters: a new folder, or one whose run is the same."""
-        identity = {
-            "model": model.config,
-            "data": dataset.identity,
-            "train": {name: value for name, value in params.model_dump().items() if name not in FREE},
-        }
+        identity = {"model": model.config, "data": dataset.identity, "train": params.model_dump(exclude=FREE)}
         limits = {"epochs": params.epochs, "patience": params.patience}
         if folder is None:
             folder = output_dir("runs", name_of_run(model.config, dataset.identity, params.model_dump()))
@@ -78,16 +62,14 @@ class Run:
         if (folder / "run.json").exists() and not fresh:
             there = read_about(folder)
             if different := differences(there["identity"], identity, "there", "here"):
-                raise BachError(
-                    f"{folder} holds another run: {'; '.join(different)}. "
-                    "Choose another folder, or fresh=True to replace it"
-                )
+                different = "; ".join(different)
+                raise BachError(f"{folder} holds another run: {different}. Choose another folder, or fresh=True")
             return cls(folder, model, there | {"limits": limits})
         folder.mkdir(parents=True, exist_ok=True)
         old = ("resume.safetensors", "best.safetensors", "last.safetensors", "history.parquet")
         for path in [*(folder / name for name in old), *folder.glob("evaluation-*"), *folder.glob(".*.partial")]:
             path.unlink(missing_ok=True)
-        write_text(folder / "environment.json", canonical_json(versions()))
+        write_json(folder / "environment.json", versions())
         run = cls(folder, model, {"identity": identity, "limits": limits, "status": "running", "best": None})
         run.write()
         return run
@@ -107,15 +89,13 @@ class Run:
         dataset.check_same(about["identity"]["data"]["content_hash"], f"{folder} was trained")
         if any(True for _ in model.parameters()):
             load_weights(model, folder / f"{weights}.safetensors")
-        run = cls(folder, model.eval(), about)
-        run.weights = weights
-        return run
+        return cls(folder, model.eval(), about, weights)
 
     def write(self, rows: list[dict[str, Any]] | None = None, **about: Any) -> None:
         self.about |= about
         if rows:
             write_table(self.folder / "history.parquet", pd.DataFrame(rows))
-        write_text(self.folder / "run.json", canonical_json(self.about))
+        write_json(self.folder / "run.json", self.about)
 
     def __repr__(self) -> str:
         best = f", best AUPRC {self.best['auprc']:.4f} in epoch {self.best['epoch']}" if self.best else ""

@@ -7,8 +7,6 @@ head_cosine                             mean cosine between two heads of a user
 pi_heads                                exp of the mean entropy of π_u: the number of heads a user's weight covers
 """
 
-from __future__ import annotations
-
 import math
 import sys
 import time
@@ -84,20 +82,16 @@ class Progress:
 
     def __init__(self, epochs: int, windows: int, quiet: bool):
         self.epochs, self.windows, self.quiet = epochs, windows, quiet
-        self.bar: tqdm | None = None
         self.terminal = not quiet and sys.stderr.isatty()
         self.notebook = None if quiet or self.terminal else _notebook_display()
-        self.lines: list[str] = []
-        self.shown = 0.0
+        self.bar, self.lines, self.shown = None, [], 0.0
 
     def step(self, epoch: int, done: int, n: int, row: Callable[[], dict[str, Any]]) -> None:
         """`done` windows of the epoch are done, the last `n` of them in this step; `row()` is the row so far."""
         if self.terminal:
             if self.bar is None:
-                self.bar = tqdm(
-                    total=self.windows, initial=done - n, unit=" windows", unit_scale=True, leave=False,
-                    dynamic_ncols=True, desc=f"epoch {epoch}/{self.epochs}",
-                )  # fmt: skip
+                shown = {"desc": f"epoch {epoch}/{self.epochs}", "unit": " windows", "unit_scale": True}
+                self.bar = tqdm(total=self.windows, initial=done - n, leave=False, dynamic_ncols=True, **shown)
             self.bar.update(n)
         if (self.bar or self.notebook) and time.monotonic() - self.shown > 0.5:
             self.shown = time.monotonic()
@@ -156,8 +150,7 @@ def _notebook_display():
     from IPython import get_ipython
     from IPython.display import display
 
-    shell = get_ipython()
-    if shell is None or type(shell).__name__ != "ZMQInteractiveShell":
+    if type(get_ipython()).__name__ != "ZMQInteractiveShell":
         return None
     return display({"text/plain": "training …"}, raw=True, display_id=True)
 
