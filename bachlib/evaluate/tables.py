@@ -168,9 +168,6 @@ def _lines(cells: pd.DataFrame, start: str, between: str, end: str, rule: str) -
     return "\n".join([start + between.join([cells.index.name, *cells]) + end, rule, *lines])
 
 
-# -------------------------------------------------------------------------------------------- from evaluations
-
-
 def table(
     evaluations: Sequence[Evaluation | str | Path],
     baseline: str = "all-multihead",

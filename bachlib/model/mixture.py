@@ -113,9 +113,6 @@ def log_density(
     return (log_pi[..., None] + kernel.log_density(t, kappa[..., None], heads.shape[-1])).logsumexp(1)
 
 
-# ------------------------------------------------------------------------------------------------ the training loss
-
-
 def plain_loss(
     heads: Heads, items: Items, positive: Rows, log_pi: PerHead, log_sigma: PerHead, tau: float, ids: Ids | None = None
 ) -> Float[Tensor, ""]:
@@ -157,9 +154,6 @@ def shared_log_components(
     rows, _ = copies_of_positive(ids, positive)
     copies = torch.bincount(rows, minlength=len(positive))[:, None]
     return own - log_z - torch.log1p(-copies * (own - log_z).exp())
-
-
-# ------------------------------------------------------------------------------------------------------------ checks
 
 
 def check_shapes(heads: Tensor, items: Tensor, positive: Tensor, ids: Tensor | None, tau: float) -> None:

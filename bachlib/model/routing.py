@@ -111,9 +111,6 @@ class _AllMultihead(torch.autograd.Function):
         return to_heads * grad, to_items * grad, None, None, None
 
 
-# ---------------------------------------------------------------------------------------------- plain references
-
-
 def plain_pos_multihead(heads: Heads, items: Items, positive: Rows, tau: float, ids: Tensor | None = None) -> Tensor:
     """eq. 9 written down."""
     log_p = log_components(heads, items, positive, tau, ids)

@@ -132,9 +132,6 @@ class VonMisesFisher(Kernel):
 KERNELS: dict[str, Kernel] = {kernel.name: kernel for kernel in (PowerSpherical(), VonMisesFisher())}
 
 
-# --------------------------------------------------------------------------------------------------- small parts
-
-
 def _alpha_beta(kappa: Tensor, d: int) -> tuple[Tensor, float]:
     beta = (d - 1) / 2
     return kappa + beta, beta

@@ -75,8 +75,6 @@ class TwoTower(nn.Module):
         if history == "frozen" and not hasattr(item_tower, "table"):
             raise BachError("history='frozen' needs an item tower with a `table`; this item tower has none")
 
-    # ------------------------------------------------------------------------------------------------ towers
-
     @property
     def n_items(self) -> int:
         return self.item_tower.n_items
@@ -155,8 +153,6 @@ class TwoTower(nn.Module):
             raise BachError(f"the gate should return (B, k) = {(len(history), self.k)}; got {tuple(logits.shape)}")
         return logits.log_softmax(-1)
 
-    # ------------------------------------------------------------------------------------------------ serving
-
     @torch.no_grad()
     def score(
         self, history: History, user: Users = None, items: Rows = None, around: Int[Tensor, "B m"] | None = None
@@ -172,8 +168,6 @@ class TwoTower(nn.Module):
         if self.kernel:  # mixture density (eq. 23)
             return scoring.scores(heads, items, log_pi, kappa, self.kernel)
         return torch.stack([heads[:, r] @ items.T for r in range(heads.shape[1])]).amax(0)  # max over heads (eq. 8)
-
-    # ------------------------------------------------------------------------------------------------ training
 
     def loss(
         self, history: History, positive: Int[Tensor, " B"], negatives: Int[Tensor, " R"], user: Users = None
@@ -241,8 +235,6 @@ class TwoTower(nn.Module):
             gamma = mixture.responsibilities(log_pi, log_sigma).exp()
             terms = {name: getattr(seen, name).mean() for name in ("reconstruction", "prior", "entropy")}
         return Objective(loss, terms, gamma, encoded, heads)
-
-    # -------------------------------------------------------------------------------------------------- input
 
     def _users(self, user: Tensor | np.ndarray | None, n: int) -> Tensor:
         if user is None:

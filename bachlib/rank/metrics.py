@@ -23,9 +23,6 @@ NEVER = np.iinfo(np.int64).max  # rank of a relevant item that is not in the lis
 BLOCK = 1 << 25  # numbers at a time
 
 
-# --------------------------------------------------------------------------------------- of the held-out items
-
-
 def recall(ranked: Ids, relevant: Ids, k: int) -> float | Float[np.ndarray, " U"]:
     """Recall@K: the share of the relevant items among the first K."""
     return _per_user(recall_of_ranks, ranked, relevant, k)
@@ -100,9 +97,6 @@ def ranks_of(ranked: Int[np.ndarray, "U n"], relevant: Int[np.ndarray, "U m"]) -
     return np.where(relevant < 0, 0, found)
 
 
-# ------------------------------------------------------------------------------------------------ of the slate
-
-
 def coverage(slates: Int[np.ndarray, "U K"], n_items: int) -> float:
     """The share of the catalogue that occurs in at least one slate."""
     return len(np.unique(_full(slates))) / n_items
@@ -157,9 +151,6 @@ def interest_coverage(
     total = wanted.sum(1)
     with np.errstate(invalid="ignore"):
         return (wanted * met).sum(1) / total
-
-
-# ------------------------------------------------------------------------------------------------------- input
 
 
 def _per_user(of_ranks, ranked: Ids, relevant: Ids, k: int | None) -> float | Float[np.ndarray, " U"]:
