@@ -27,9 +27,6 @@ class Interval(NamedTuple):
     low: float
     high: float
 
-    def __str__(self) -> str:
-        return f"{self.value:.4f} [{self.low:.4f}, {self.high:.4f}]"
-
 
 class Comparison(NamedTuple):
     difference: Interval  # mean a − mean b
@@ -69,14 +66,8 @@ def paired_bootstrap(a: Values, b: Values, n: int = 2_000, seed: int = 0, level:
     return Comparison(interval(mean_a - mean_b, of_a - of_b, level), gain)
 
 
-def permutation_test(a: Values, b: Values, n: int = 10_000, seed: int = 0) -> float:
-    """Two-sided p of "the two are interchangeable for every user"; seeds are averaged first."""
-    a, b = (x.mean(0) for x in _checked([a, b]))
-    return float(sign_flips((a - b)[None], n, seed)[0])
-
-
 def sign_flips(differences: Float[np.ndarray, "T U"], n: int = 10_000, seed: int = 0) -> Float[np.ndarray, " T"]:
-    """p of T paired tests at once: how often random signs bring the sum at least as far from 0 as observed.
+    """Two-sided p of T paired permutation tests: how often random signs bring the sum as far from 0 as observed.
 
     The observed signs count as one of the n + 1 draws, so p is never 0.
     """
