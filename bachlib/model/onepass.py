@@ -63,10 +63,7 @@ def rows_per_block(width: int) -> int:
 
 
 def logits_in_blocks(heads: Float[Tensor, "B k d"], scaled: Float[Tensor, "C d"], copies: tuple[Tensor, Tensor]):
-    """Blocks of at most BLOCK logits: (rows, their heads (b·k, d), logits (b, k, C), copies as (row in block, candidate)).
-
-    The next block overwrites the logits.
-    """
+    """Blocks of BLOCK logits, each in the same memory: (rows, heads (b·k, d), logits (b, k, C), copies in it)."""
     (B, k, d), C = heads.shape, len(scaled)
     size = min(B, rows_per_block(k * C))
     edges = [*range(0, B, size), B]
