@@ -127,10 +127,24 @@ def gradients(function, c, names):
     return value, torch.autograd.grad(value, list(inputs.values()))
 
 
+def plain_pos_multihead(heads, items, positive, tau, ids):
+    """eq. 9 written down."""
+    log_p = mixture.log_components(heads, items, positive, tau, ids)
+    return -log_p.gather(1, routing.routed_head(heads, items, positive)[:, None]).mean()
+
+
+def plain_all_multihead(heads, items, positive, tau, ids):
+    """eq. 10 written down."""
+    scores = (heads @ items.T).max(1).values / tau  # (B, C)
+    blocked = torch.zeros_like(scores, dtype=torch.bool)
+    blocked[onepass.copies_of_positive(ids, positive)] = True
+    return -scores.masked_fill(blocked, -torch.inf).log_softmax(-1).gather(1, positive[:, None]).mean()
+
+
 PAIRS = {
     "mixture": (mixture.loss, mixture.plain_loss, ["heads", "items", "log_pi", "log_sigma"]),
-    "pos-multihead": (routing.pos_multihead, routing.plain_pos_multihead, ["heads", "items"]),
-    "all-multihead": (routing.all_multihead, routing.plain_all_multihead, ["heads", "items"]),
+    "pos-multihead": (routing.pos_multihead, plain_pos_multihead, ["heads", "items"]),
+    "all-multihead": (routing.all_multihead, plain_all_multihead, ["heads", "items"]),
 }
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from bachlib import BachError
 from bachlib.evaluate import Evaluation, evaluate, paper
-from bachlib.evaluate.statistics import holm, paired_bootstrap, permutation_test
+from bachlib.evaluate.statistics import holm, paired_bootstrap, sign_flips
 from bachlib.evaluate.tables import Table, matched, table
 from bachlib.model.methods import METHODS, build
 
@@ -48,7 +48,7 @@ def test_numbers_are_those_of_the_statistics():
     line, alone = found.loc[("p-bach", "R@10")], paired_bootstrap(a, b)
     assert line["mean"] == pytest.approx(a.mean()) and line["gain"] == pytest.approx(alone.gain.value)
     assert (line["gain_low"], line["gain_high"]) == pytest.approx((alone.gain.low, alone.gain.high), abs=2e-3)
-    assert line["p"] == pytest.approx(permutation_test(a, b), abs=1e-3)
+    assert line["p"] == pytest.approx(sign_flips((a.mean(0) - b.mean(0))[None])[0], abs=1e-3)
     others = found.loc["p-bach"]
     np.testing.assert_allclose(others["p_holm"], holm(others["p"]))
     assert found.loc["all-multihead"]["p"].isna().all()
@@ -176,7 +176,6 @@ def test_a_data_set_in_another_folder_is_the_same():
     [
         ([], {}, "nothing to compare"),
         (made("p-bach"), {}, "needs a list"),
-        ([made("p-bach")], {"level": 95}, "level=95: should be between 0 and 1"),
         ([made("p-bach")], {}, "baseline='all-multihead' should be one of the rows: p-bach"),
         ([made("p-bach"), made("p-bach")], {"baseline": "p-bach"}, "occurs twice"),
         ([made("p-bach")], {"baseline": "p-bach", "metrics": ["R@7"]}, "has no R@7; it has R@10, AUPRC"),

@@ -49,9 +49,6 @@ def head_cosine(heads: Float[Tensor, "U k d"]) -> Float[Tensor, " U"]:
     return (heads.sum(1).square().sum(-1) - k) / max(1, k * (k - 1))
 
 
-# --------------------------------------------------------------------------------------------- on held-out items
-
-
 class HeldOut(NamedTuple):
     """The heads and m held-out items of each user."""
 
@@ -147,9 +144,6 @@ def pi_calibration(of: HeldOut, bins: int = 10) -> Calibration:
     return calibration(of.log_pi.exp().cpu().numpy(), of.gamma.mean(1).cpu().numpy(), bins)
 
 
-# ------------------------------------------------------------------------------------------------- use and sharpness
-
-
 def collapse(history: pd.DataFrame) -> pd.DataFrame:
     """Routing collapse over a training, from the history of a run: 0: all heads are used equally, 1: only one is."""
     k = len(history["usage"].iloc[0])
@@ -180,9 +174,6 @@ def summary(model: TwoTower, dataset: Dataset, users: Int[np.ndarray, " U"], spl
         row |= {"κ min": bounds["min"], "κ max": bounds["max"], "KL gap": of.gap.mean().item()}
         row["ECE of π"] = pi_calibration(of).ece
     return row
-
-
-# -------------------------------------------------------------------------------------------- the planted world
 
 
 @torch.no_grad()

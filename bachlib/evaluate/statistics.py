@@ -19,6 +19,7 @@ from jaxtyping import Float
 from bachlib import BachError
 
 Values = Float[np.ndarray, "S U"]  # a row per seed, a column per user; (U,) is one seed
+LEVEL = 0.95  # of the intervals; p below 1 − LEVEL is significant
 BATCH = 200  # draws at a time
 
 
@@ -26,9 +27,6 @@ class Interval(NamedTuple):
     value: float
     low: float
     high: float
-
-    def __str__(self) -> str:
-        return f"{self.value:.4f} [{self.low:.4f}, {self.high:.4f}]"
 
 
 class Comparison(NamedTuple):
@@ -46,37 +44,27 @@ def draws(values: Sequence[Values], n: int = 2_000, seed: int = 0) -> Float[np.n
         picked = rng.integers(n_users, size=(min(BATCH, n - start), n_users))
         times = np.stack([np.bincount(row, minlength=n_users) for row in picked])  # how often a user is drawn
         means[start : start + BATCH] = times @ stacked.T / n_users
-    out, start = np.empty((n, len(values))), 0
-    for m, v in enumerate(values):
-        seeds = rng.integers(len(v), size=(n, len(v)))
-        out[:, m] = np.take_along_axis(means[:, start : start + len(v)], seeds, 1).mean(1)
-        start += len(v)
-    return out
+    of_methods = np.split(means, np.cumsum([len(v) for v in values])[:-1], axis=1)  # (n, S) each
+    return np.stack([np.take_along_axis(m, rng.integers(m.shape[1], size=m.shape), 1).mean(1) for m in of_methods], 1)
 
 
-def interval(value: float, drawn: Float[np.ndarray, " n"], level: float = 0.95) -> Interval:
-    """Percentile interval."""
-    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+def interval(value: float, drawn: Float[np.ndarray, " n"]) -> Interval:
+    """Percentile interval of LEVEL."""
+    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Interval(float(value), float(low), float(high))
 
 
-def paired_bootstrap(a: Values, b: Values, n: int = 2_000, seed: int = 0, level: float = 0.95) -> Comparison:
+def paired_bootstrap(a: Values, b: Values, n: int = 2_000, seed: int = 0) -> Comparison:
     """a against b for the same users: difference and relative gain of the means with their intervals."""
     mean_a, mean_b = float(np.mean(a)), float(np.mean(b))
     of_a, of_b = draws([a, b], n, seed).T
     with np.errstate(divide="ignore", invalid="ignore"):
-        gain = interval(np.float64(mean_a) / mean_b - 1, of_a / of_b - 1, level)
-    return Comparison(interval(mean_a - mean_b, of_a - of_b, level), gain)
-
-
-def permutation_test(a: Values, b: Values, n: int = 10_000, seed: int = 0) -> float:
-    """Two-sided p of "the two are interchangeable for every user"; seeds are averaged first."""
-    a, b = (x.mean(0) for x in _checked([a, b]))
-    return float(sign_flips((a - b)[None], n, seed)[0])
+        gain = interval(np.float64(mean_a) / mean_b - 1, of_a / of_b - 1)
+    return Comparison(interval(mean_a - mean_b, of_a - of_b), gain)
 
 
 def sign_flips(differences: Float[np.ndarray, "T U"], n: int = 10_000, seed: int = 0) -> Float[np.ndarray, " T"]:
-    """p of T paired tests at once: how often random signs bring the sum at least as far from 0 as observed.
+    """Two-sided p of T paired permutation tests: how often random signs bring the sum as far from 0 as observed.
 
     The observed signs count as one of the n + 1 draws, so p is never 0.
     """

@@ -1,9 +1,6 @@
 """Tables of evaluations in the paper's layouts, with intervals and tests.
 
-    table(evaluations, baseline="all-multihead")    Tables 2 and 5: a row per method, metrics in columns
-    main_table(evaluations)                         the same for a sweep: k by validation, any baseline
-    matched(evaluations, "k")                       Tables 3 and 4: a row per value of an axis, methods in columns
-
+`table` and, for a sweep, `main_table`: a row per method (Tables 2, 5). `matched`: a row per value of an axis (3, 4).
 Evaluations of the same method and parameters with different seeds form one cell. Means have a bootstrap interval over
 users and seeds, gains over the baseline are paired by user, and p-values are Holm-corrected over the whole table. All
 evaluations must come from the same protocol: data set, split, users, exclusions. `paper` has the paper's numbers.
@@ -23,7 +20,7 @@ import pandas as pd
 from bachlib import BachError
 from bachlib.evaluate.evaluation import Evaluation
 from bachlib.evaluate.paper import BY_K, MAIN
-from bachlib.evaluate.statistics import draws, holm, interval, sign_flips
+from bachlib.evaluate.statistics import LEVEL, draws, holm, interval, sign_flips
 from bachlib.files import differences
 from bachlib.model.methods import METHODS
 
@@ -38,13 +35,12 @@ class Table:
     numbers: pd.DataFrame
     baseline: str | None  # None: it has no results, so there are no gains
     protocol: dict[str, Any]
-    level: float = 0.95
     axis: str | None = None  # None: a row per method; else a row per value (`at`) of this parameter
 
     def __post_init__(self) -> None:
         """A gain is `sure` if the test (which covers users) and the interval (users and seeds) both exclude 0."""
         away = (self.numbers["gain_low"] > 0) | (self.numbers["gain_high"] < 0)
-        self.numbers = self.numbers.assign(sure=away & (self.numbers["p_holm"] < 1 - self.level))
+        self.numbers = self.numbers.assign(sure=away & (self.numbers["p_holm"] < 1 - LEVEL))
 
     @property
     def means(self) -> pd.DataFrame:
@@ -69,7 +65,7 @@ class Table:
             return self._with_k(self._wide("method", "metric", rows))
         return self._wide("at", "method", rows).reindex(self.numbers["at"].unique()).fillna("–").rename_axis(self.axis)
 
-    def cells(self, bold: tuple[str, str] = ("**", "**"), digits: int = 4) -> pd.DataFrame:
+    def cells(self, bold: tuple[str, str] = ("**", "**")) -> pd.DataFrame:
         """The means as text, each with half the width of its interval, the best in bold.
 
         A row per method: ▲ or ▼ marks a sure difference. With an axis: the metrics of a method share a cell, "R@100 ± /
@@ -79,9 +75,9 @@ class Table:
         best = rows.groupby(["metric"] if wide else ["at", "metric"])["mean"].transform("max")
         text = []
         for row, top in zip(rows.itertuples(), best, strict=True):
-            start, end = bold if f"{row.mean:.{digits}f}" == f"{top:.{digits}f}" else ("", "")
+            start, end = bold if f"{row.mean:.4f}" == f"{top:.4f}" else ("", "")
             mark = ("▲" if row.difference > 0 else "▼") if wide and row.sure else ""
-            text.append(f"{start}{row.mean:.{digits}f}{end} ±{(row.high - row.low) / 2:.{digits}f}{mark}")
+            text.append(f"{start}{row.mean:.4f}{end} ±{(row.high - row.low) / 2:.4f}{mark}")
         rows = rows.assign(text=text)
         if wide:
             return self._with_k(self._wide("method", "metric", rows))
@@ -120,23 +116,22 @@ class Table:
         told = f"{self.protocol['data']}, {self.protocol['split']} split, {who}; "
         told += f"seeds per {'method' if wide else 'cell'}: {_either(n_seeds)}. "
         told += "Bold: best. " if wide else f"Each cell shows {' / '.join(self._metrics)}. Bold: best of the row. "
-        told += f"±: half of the {self.level:.0%} interval over users and seeds."
-        sure = f"interval excludes 0, and p < {1 - self.level:.2g} in a paired permutation test over users"
+        told += f"±: half of the {LEVEL:.0%} interval over users and seeds."
+        sure = f"interval excludes 0, and p < {1 - LEVEL:.2g} in a paired permutation test over users"
         if self.baseline is None:
             told += " The baseline has no results, so no gains are shown."
         elif wide:
             told += f" ▲▼: above or below {self.baseline}: the gain's {sure}, Holm-corrected over the table."
         else:
-            told += f" Below: gain in {self._metrics[-1]} over {self.baseline} in the same row."
-            told += f" *: its {sure}, Holm-corrected over the table."
+            told += f" Below: gain in {self._metrics[-1]} over {self.baseline} in the same row. *: its {sure}, "
+            told += "Holm-corrected over the table."
         if self.numbers["users"].nunique() > 1:
             counts = self.numbers.groupby("metric", sort=False)["users"].unique()
             told += f" Users with a value: {', '.join(f'{m} {_either(n)}' for m, n in counts.items())}."
         if not wide and self.numbers["at"].nunique() > 1 and self.numbers["shared"].any():
             shared = self.numbers.loc[self.numbers["shared"], "method"].unique()
             told += f" Without {self.axis}, the same in each row: {', '.join(shared)}."
-        single = " Single seed: the intervals do not include variation between trainings."
-        return told + (single if 1 in n_seeds else "")
+        return told + (" Single seed: the intervals do not include variation between trainings." * (1 in n_seeds))
 
     def __repr__(self) -> str:
         return f"{self.cells(('*', '')).to_string()}\n{self.caption}"
@@ -168,18 +163,12 @@ def _lines(cells: pd.DataFrame, start: str, between: str, end: str, rule: str) -
     return "\n".join([start + between.join([cells.index.name, *cells]) + end, rule, *lines])
 
 
-# -------------------------------------------------------------------------------------------- from evaluations
-
-
 def table(
     evaluations: Sequence[Evaluation | str | Path],
     baseline: str = "all-multihead",
     metrics: Sequence[str] = tuple(MAIN),
     *,
     best_over_k: bool = False,
-    n_draws: int = 2_000,
-    seed: int = 0,
-    level: float = 0.95,
 ) -> Table:
     """The paper's main table of these evaluations (or run folders); `baseline` is the name of one of its rows.
 
@@ -188,8 +177,6 @@ def table(
     """
     if isinstance(evaluations, Evaluation | str | Path):
         raise BachError("table needs a list of evaluations or run folders, not a single one")
-    if not 0 < level < 1:
-        raise BachError(f"level={level}: should be between 0 and 1, e.g. 0.95")
     found = [e if isinstance(e, Evaluation) else Evaluation.load(e) for e in evaluations]
     if not found:
         raise BachError("nothing to compare: give evaluations or folders of evaluated runs")
@@ -205,19 +192,19 @@ def table(
         values = {name: np.stack([e.per_user[metric].to_numpy() for e in group]) for name, group in groups.items()}
         there = ~np.isnan(np.concatenate(list(values.values()))).any(0)
         values = {name: value[:, there] for name, value in values.items()}
-        base, drawn = values[baseline], dict(zip(values, draws(list(values.values()), n_draws, seed).T, strict=True))
-        p += sign_flips(np.stack([value.mean(0) - base.mean(0) for value in values.values()]), seed=seed).tolist()
+        base, drawn = values[baseline], dict(zip(values, draws(list(values.values())).T, strict=True))
+        p += sign_flips(np.stack([value.mean(0) - base.mean(0) for value in values.values()])).tolist()
         for name, value in values.items():
             with np.errstate(divide="ignore", invalid="ignore"):
                 gain = value.mean() / base.mean() - 1, drawn[name] / drawn[baseline] - 1
             k = groups[name][0].about.get("k")
-            numbers = [*interval(value.mean(), drawn[name], level), *interval(*gain, level), value.mean() - base.mean()]
+            numbers = [*interval(value.mean(), drawn[name]), *interval(*gain), value.mean() - base.mean()]
             rows.append([name, k, metric, len(value), int(there.sum()), *numbers])
     names = "method k metric seeds users mean low high gain gain_low gain_high difference".split()
     others = [row[0] != baseline for row in rows]
     numbers = pd.DataFrame(rows, columns=names).assign(p=np.where(others, p, np.nan), p_holm=np.nan)
     numbers.loc[others, "p_holm"] = holm(numbers.loc[others, "p"])
-    return Table(numbers, baseline, found[0].protocol, level)
+    return Table(numbers, baseline, found[0].protocol)
 
 
 def main_table(evaluations: Sequence[Evaluation], baseline: str = "all-multihead") -> Table:
@@ -232,34 +219,29 @@ def main_table(evaluations: Sequence[Evaluation], baseline: str = "all-multihead
 def matched(
     evaluations: Sequence[Evaluation],
     axis: str = "k",
-    methods: Sequence[str] | None = None,
     metrics: Sequence[str] = tuple(BY_K),
     *,
     baseline: str = "all-multihead",
-    **how: Any,
 ) -> Table:
     """A row per value of `axis`, methods beside each other, each compared with the baseline in the same row.
 
-    A method without the axis is in every row. `how`: n_draws, seed and level of `table`.
+    A method without the axis is in every row.
     """
-    known = [e for e in evaluations if methods is None or e.label in methods]
-    if not known:
-        raise BachError("nothing to compare: give evaluations of at least one of the methods")
-    found = [(_value(e, axis), e) for e in _renamed(known, axis)]
+    found = [(_value(e, axis), e) for e in _renamed(evaluations, axis)]
     values = sorted({at for at, _ in found if at is not None}, key=lambda x: (isinstance(x, str), x)) or ["–"]
     base, shared = _baseline([e for _, e in found], baseline), {e.label for at, e in found if at is None}
     rows = []
     for value in values:
         here = [e for at, e in found if at is None or at == value]
         names = {e.label for e in here}
-        made = table(here, base if base in names else here[0].label, metrics, **how)
+        made = table(here, base if base in names else (here[0].label if here else baseline), metrics)
         if base not in names:
             made.numbers[["gain", "gain_low", "gain_high", "difference", "p", "p_holm"]] = np.nan
         rows.append(made.numbers.assign(at=value, shared=made.numbers["method"].isin(shared)))
     numbers = pd.concat(rows, ignore_index=True)
     tested = numbers["p"].notna()
     numbers.loc[tested, "p_holm"] = holm(numbers.loc[tested, "p"])
-    return Table(numbers[["at", *numbers.columns.drop("at")]], base, made.protocol, made.level, axis)
+    return Table(numbers[["at", *numbers.columns.drop("at")]], base, made.protocol, axis)
 
 
 def check_comparable(evaluations: Sequence[Evaluation]) -> None:

@@ -1,14 +1,10 @@
 """The encoders of the baselines: MIND and ComiRec-DR (capsules), ComiRec-SA, SASRec (appendix B).
 
 They follow the original code. Where public re-implementations differ, a switch of `ModelParams` turns the difference
-on, to measure its effect:
-
-    capsule_softmax="positions"    routing softmax over positions instead of interests (four popular ports)
-    mind_relu                      a ReLU layer after the capsules (MIND inside ComiRec's code)
-    sa_positions_in_values         ComiRec-SA pools item + position instead of item
-    sasrec_norm_keys, sasrec_heads keys and values from LN(x), more attention heads (common Transformers)
-
-All take the shared item embeddings, which are unit vectors; the model normalises their outputs.
+on, to measure its effect: `capsule_softmax="positions"` (softmax over positions instead of interests: four popular
+ports), `mind_relu` (a ReLU layer after the capsules: MIND inside ComiRec's code), `sa_positions_in_values` (ComiRec-SA
+pools item + position), `sasrec_norm_keys` and `sasrec_heads` (keys and values from LN(x), more attention heads: common
+Transformers). All take the shared item embeddings, which are unit vectors; the model normalises their outputs.
 """
 
 from __future__ import annotations
@@ -83,9 +79,8 @@ def fixed_truncated_normal(history: History, k: int, draw: int) -> Float[Tensor,
     place = torch.arange(n, 0, -1, device=history.device)  # from the right: padding changes nothing
     row = (_mixed((history + 2) * (2 * place + 1) * 0x9E3779B97F4A7C1) * (history >= 0)).sum(1)
     pair = torch.arange(1, k + 1, device=history.device)[:, None] * 0x10001 + place  # (k, n)
-    bits = _mixed(
-        _mixed(row + _mixed(torch.tensor(draw, device=history.device)))[:, None, None] + pair * 0x1E3779B97F4A7C15
-    )
+    key = _mixed(row + _mixed(torch.tensor(draw, device=history.device)))[:, None, None]
+    bits = _mixed(key + pair * 0x1E3779B97F4A7C15)
     uniform = ((bits & ((1 << 53) - 1)).double() + 0.5) / 2**53
     edge = 0.5 * math.erfc(2 / math.sqrt(2))  # Φ(−2)
     return math.sqrt(2) * torch.erfinv(2 * (edge + uniform * (1 - 2 * edge)) - 1)
@@ -170,8 +165,7 @@ class _Block(nn.Module):
         normed = self.norm1(x)
         source = normed if self.norm_keys else x
         p = self.p_dropout if self.training else 0.0
-        attended = scaled_dot_product_attention(
-            split(self.query(normed[:, rows])), split(self.key(source)), split(self.value(source)), seen[:, None], p
-        )
+        query, key, value = self.query(normed[:, rows]), self.key(source), self.value(source)
+        attended = scaled_dot_product_attention(split(query), split(key), split(value), seen[:, None], p)
         x = self.norm2(normed[:, rows] + attended.transpose(1, 2).flatten(2))
         return x + dropout(self.feed(x), self.p_dropout, self.training)

@@ -45,12 +45,9 @@ def log_components(heads: Heads, items: Items, positive: Rows, tau: float, ids: 
     """log p_r(i_n | u_n), the sampled softmax of each head (eq. 12); `positive` are row numbers of `items`."""
     check_shapes(heads, items, positive, ids, tau)
     check_unit(heads=heads, items=items)
-    logits = heads @ items.T / tau  # (B, k, C)
-    if ids is not None:
-        rows, columns = copies_of_positive(ids, positive)
-        blocked = torch.zeros(len(positive), len(items), dtype=torch.bool, device=items.device)
-        blocked[rows, columns] = True
-        logits = logits.masked_fill(blocked[:, None, :], -torch.inf)
+    blocked = torch.zeros(len(positive), len(items), dtype=torch.bool, device=items.device)
+    blocked[copies_of_positive(ids, positive)] = True
+    logits = (heads @ items.T / tau).masked_fill(blocked[:, None, :], -torch.inf)  # (B, k, C)
     at_positive = positive[:, None, None].expand(-1, heads.shape[1], 1)
     return logits.log_softmax(-1).gather(2, at_positive)[..., 0]
 
@@ -113,9 +110,6 @@ def log_density(
     return (log_pi[..., None] + kernel.log_density(t, kappa[..., None], heads.shape[-1])).logsumexp(1)
 
 
-# ------------------------------------------------------------------------------------------------ the training loss
-
-
 def plain_loss(
     heads: Heads, items: Items, positive: Rows, log_pi: PerHead, log_sigma: PerHead, tau: float, ids: Ids | None = None
 ) -> Float[Tensor, ""]:
@@ -152,14 +146,8 @@ def shared_log_components(
     check_shapes(codebook.expand(len(positive), -1, -1), items, positive, ids, tau)
     logits = in_full(items) @ in_full(codebook).T / tau  # (C, k)
     own, log_z = logits[positive], logits.logsumexp(0)
-    if ids is None:
-        return own - log_z
-    rows, _ = copies_of_positive(ids, positive)
-    copies = torch.bincount(rows, minlength=len(positive))[:, None]
+    copies = torch.bincount(copies_of_positive(ids, positive)[0], minlength=len(positive))[:, None]
     return own - log_z - torch.log1p(-copies * (own - log_z).exp())
-
-
-# ------------------------------------------------------------------------------------------------------------ checks
 
 
 def check_shapes(heads: Tensor, items: Tensor, positive: Tensor, ids: Tensor | None, tau: float) -> None:
@@ -172,10 +160,8 @@ def check_shapes(heads: Tensor, items: Tensor, positive: Tensor, ids: Tensor | N
         raise BachError(f"positive should be ({heads.shape[0]},), one candidate per row; got {tuple(positive.shape)}")
     if ids is not None and ids.shape != items.shape[:1]:
         raise BachError(f"ids should be ({items.shape[0]},), the item of each candidate; got {tuple(ids.shape)}")
-    outside = (positive < 0) | (positive >= len(items))
-    if bool(outside.any()):
-        wrong = int(positive[outside][0])
-        raise BachError(f"positive should be row numbers 0 … {len(items) - 1} of items; got {wrong}")
+    if len(wrong := positive[(positive < 0) | (positive >= len(items))]):
+        raise BachError(f"positive should be row numbers 0 … {len(items) - 1} of items; got {int(wrong[0])}")
     if not 0 < tau < float("inf"):
         raise BachError(f"tau should be a positive number; got {tau}")
 

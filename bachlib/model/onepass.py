@@ -19,8 +19,10 @@ from bachlib import BachError
 BLOCK = 1 << 20  # logits at a time: four megabytes of float32, which fit the processor's cache
 
 
-def copies_of_positive(ids: Int[Tensor, " C"], positive: Int[Tensor, " B"]) -> tuple[Tensor, Tensor]:
+def copies_of_positive(ids: Int[Tensor, " C"] | None, positive: Int[Tensor, " B"]) -> tuple[Tensor, Tensor]:
     """(row, candidate) pairs in which the candidate is another copy of the row's positive, rows ascending."""
+    if ids is None:
+        return positive[:0], positive[:0]
     sorted_ids, order = ids.sort()
     first = torch.searchsorted(sorted_ids, ids[positive])
     count = torch.searchsorted(sorted_ids, ids[positive], right=True) - first  # how often the positive occurs
@@ -40,8 +42,7 @@ def reconstruction(
     ids: Int[Tensor, " C"] | None = None,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "B k"]]:
     """Σ_n Σ_r γ_r log p_r (eq. 22), differentiable once in heads, items and γ, and log p_r without gradient."""
-    copies = copies_of_positive(ids, positive) if ids is not None else None
-    heads, items = in_full(heads), in_full(items)
+    copies, heads, items = copies_of_positive(ids, positive), in_full(heads), in_full(items)
     with torch.autocast(heads.device.type, enabled=False):
         return _Reconstruction.apply(heads, items, gamma.to(heads.dtype), positive, copies, tau)
 
@@ -61,18 +62,18 @@ def rows_per_block(width: int) -> int:
     return max(1, BLOCK // width)
 
 
-def blocks_of_rows(n_rows: int, width: int, copies: tuple[Tensor, Tensor] | None):
-    """(rows of the block, (row in the block, candidate) pairs to leave out) for blocks of at most BLOCK logits."""
-    size = rows_per_block(width)
-    starts = list(range(0, n_rows, size))
-    if copies is not None:
-        cuts = torch.searchsorted(copies[0], torch.tensor([*starts, n_rows], device=copies[0].device)).tolist()
-    for number, start in enumerate(starts):
-        left_out = None
-        if copies is not None and cuts[number] < cuts[number + 1]:
-            part = slice(cuts[number], cuts[number + 1])
-            left_out = (copies[0][part] - start, copies[1][part])
-        yield slice(start, min(start + size, n_rows)), left_out
+def logits_in_blocks(heads: Float[Tensor, "B k d"], scaled: Float[Tensor, "C d"], copies: tuple[Tensor, Tensor]):
+    """Blocks of BLOCK logits, each in the same memory: (rows, heads (b·k, d), logits (b, k, C), copies in it)."""
+    (B, k, d), C = heads.shape, len(scaled)
+    size = min(B, rows_per_block(k * C))
+    edges = [*range(0, B, size), B]
+    cuts = torch.searchsorted(copies[0], torch.tensor(edges, device=copies[0].device)).tolist()
+    room = heads.new_empty(size * k, C)
+    for number, start in enumerate(edges[:-1]):
+        rows, part = slice(start, edges[number + 1]), slice(cuts[number], cuts[number + 1])
+        block = heads[rows].reshape(-1, d)
+        logits = torch.mm(block, scaled.T, out=room[: len(block)]).view(-1, k, C)
+        yield rows, block, logits, (copies[0][part] - start, copies[1][part])
 
 
 def exp_in_place(logits: Float[Tensor, "... C"], tau: float) -> Tensor | float:
@@ -88,20 +89,16 @@ def exp_in_place(logits: Float[Tensor, "... C"], tau: float) -> Tensor | float:
 class _Reconstruction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, heads, items, gamma, positive, copies, tau):
-        B, k, d = heads.shape
+        _, k, d = heads.shape
         wanted = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         at_positive = items[positive]  # (B, d)
         logit = (heads @ at_positive[:, :, None])[..., 0] / tau  # (B, k), of the positive
-        log_p = torch.empty_like(logit)
-        scaled = items / tau
+        log_p, scaled = torch.empty_like(logit), items / tau
         to_heads = torch.empty_like(heads) if wanted else None
         to_items = torch.zeros_like(items) if wanted else None
-        room = heads.new_empty(min(B, rows_per_block(k * len(items))) * k, len(items))  # one block's logits
-        for rows, left_out in blocks_of_rows(B, k * len(items), copies):
-            block = heads[rows].reshape(-1, d)  # (b·k, d)
-            e = torch.mm(block, scaled.T, out=room[: len(block)])  # (b·k, C)
-            if left_out is not None:
-                e.view(-1, k, len(items))[left_out[0], :, left_out[1]] = -torch.inf
+        for rows, block, logits, (row, candidate) in logits_in_blocks(heads, scaled, copies):
+            logits[row, :, candidate] = -torch.inf
+            e = logits.flatten(0, 1)  # (b·k, C)
             shift = exp_in_place(e, tau)
             z = e.sum(-1)
             log_p[rows] = logit[rows] - (z.log() + shift).view(-1, k)

@@ -5,7 +5,7 @@
     eq. 10  all_multihead    every candidate is scored by its best head
     MIND    label_aware      heads averaged by their attention to the target, then a sampled softmax
 
-Each is a mean over the batch, computed in one pass: no (B, k, C) tensor is kept. `plain_*` are the plain references.
+Each is a mean over the batch, computed in one pass: no (B, k, C) tensor is kept.
 """
 
 from __future__ import annotations
@@ -15,16 +15,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from bachlib import BachError
-from bachlib.model.mixture import Heads, Items, Rows, check_shapes, log_components
-from bachlib.model.onepass import (
-    blocks_of_rows,
-    copies_of_positive,
-    exp_in_place,
-    in_full,
-    only_once,
-    reconstruction,
-    rows_per_block,
-)
+from bachlib.model.mixture import Heads, Items, Rows, check_shapes
+from bachlib.model.onepass import copies_of_positive, exp_in_place, in_full, logits_in_blocks, only_once, reconstruction
 
 
 def standard(heads: Heads, items: Items, positive: Rows, tau: float, ids: Tensor | None = None) -> Tensor:
@@ -66,8 +58,7 @@ def label_aware(
 def all_multihead(heads: Heads, items: Items, positive: Rows, tau: float, ids: Tensor | None = None) -> Tensor:
     """Sampled softmax of max_r ⟨u_r, v_j⟩ at every candidate (eq. 10); a head gets gradient where it is the best."""
     check_shapes(heads, items, positive, ids, tau)
-    copies = copies_of_positive(ids, positive) if ids is not None else None
-    heads, items = in_full(heads), in_full(items)
+    copies, heads, items = copies_of_positive(ids, positive), in_full(heads), in_full(items)
     with torch.autocast(heads.device.type, enabled=False):
         return -_AllMultihead.apply(heads, items, positive, copies, tau) / len(positive)
 
@@ -77,21 +68,15 @@ class _AllMultihead(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, heads, items, positive, copies, tau):
-        B, k, d = heads.shape
-        C = len(items)
-        wanted = any(ctx.needs_input_grad)
-        scaled = items / tau
-        total = heads.new_zeros(())
+        (_, k, d), C = heads.shape, len(items)
+        wanted, scaled, total = any(ctx.needs_input_grad), items / tau, heads.new_zeros(())
         to_heads = torch.empty_like(heads) if wanted else None
         to_items = torch.zeros_like(items) if wanted else None
-        room = heads.new_empty(min(B, rows_per_block(k * C)) * k, C)  # one block's logits
-        for rows, left_out in blocks_of_rows(B, k * C, copies):
-            block, target = heads[rows].reshape(-1, d), positive[rows][:, None]
-            logits = torch.mm(block, scaled.T, out=room[: len(block)]).view(-1, k, C)
+        for rows, block, logits, left_out in logits_in_blocks(heads, scaled, copies):
             best, head = logits.max(1)  # (b, C)
+            target = positive[rows][:, None]
             at_positive = best.gather(1, target)[:, 0]
-            if left_out is not None:
-                best[left_out] = -torch.inf
+            best[left_out] = -torch.inf
             shift = exp_in_place(best, tau)
             z = best.sum(-1)
             total += (at_positive - z.log() - shift).sum()
@@ -109,22 +94,3 @@ class _AllMultihead(torch.autograd.Function):
         only_once()
         to_heads, to_items = ctx.saved_tensors
         return to_heads * grad, to_items * grad, None, None, None
-
-
-# ---------------------------------------------------------------------------------------------- plain references
-
-
-def plain_pos_multihead(heads: Heads, items: Items, positive: Rows, tau: float, ids: Tensor | None = None) -> Tensor:
-    """eq. 9 written down."""
-    log_p = log_components(heads, items, positive, tau, ids)
-    return -log_p.gather(1, routed_head(heads, items, positive)[:, None]).mean()
-
-
-def plain_all_multihead(heads: Heads, items: Items, positive: Rows, tau: float, ids: Tensor | None = None) -> Tensor:
-    """eq. 10 written down."""
-    scores = (heads @ items.T).max(1).values / tau  # (B, C)
-    if ids is not None:
-        blocked = torch.zeros_like(scores, dtype=torch.bool)
-        blocked[copies_of_positive(ids, positive)] = True
-        scores = scores.masked_fill(blocked, -torch.inf)
-    return -scores.log_softmax(-1).gather(1, positive[:, None]).mean()

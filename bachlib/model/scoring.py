@@ -12,12 +12,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from bachlib.model.mixture import Heads, Items, PerHead
 from bachlib.model.onepass import rows_per_block
 from bachlib.model.sphere import Kernel
-
-Heads = Float[Tensor, "B k d"]
-Items = Float[Tensor, "n d"]
-PerHead = Float[Tensor, "B k"]
 
 
 @torch.no_grad()
@@ -47,10 +44,9 @@ def ranking_scores(
     cannot hold the numbers (huge κ, items too far apart, a cosine of −1) the result is `scores`.
     """
     d = heads.shape[-1]
-    log_weight = log_pi + kernel.log_normalizer(kappa.double(), d)
     own = (log_pi[:, None] + kernel.log_density(items[around] @ heads.mT, kappa[:, None], d)).logsumexp(-1)  # (B, m)
     low, high = own.aminmax(dim=1)
-    log_weight = _bits(log_weight - low[:, None]) + FLOOR
+    log_weight = _bits(log_pi + kernel.log_normalizer(kappa.double(), d) - low[:, None]) + FLOOR
     within = (_bits(high - low) < SPAN).all() & (log_weight < REACH).all() & (kappa < REACH).all()
     if bool(within):
         weight, bits = log_weight.exp2().to(heads)[:, None], _bits(kappa).to(heads)[..., None]  # (B, 1, k), (B, k, 1)

@@ -55,7 +55,8 @@ class PowerSpherical(Kernel):
 
     def log_normalizer(self, kappa: Values, d: int) -> Values:
         """log C_d(κ) = −(α+β) log 2 − β log π − log Γ(α) + log Γ(α+β) (eq. 18)."""
-        alpha, beta = _alpha_beta(_checked(kappa, d), d)
+        beta = (d - 1) / 2
+        alpha = _checked(kappa, d) + beta
         value = (alpha + beta).lgamma() - alpha.lgamma() - (alpha + beta) * math.log(2) - beta * math.log(math.pi)
         return value.to(kappa)
 
@@ -77,12 +78,13 @@ class PowerSpherical(Kernel):
 
     def mean_log_omega(self, kappa: Values, d: int) -> Values:
         """κ E[log(1 + t)] = κ (log 2 + ψ(α) − ψ(α+β))."""
-        alpha, beta = _alpha_beta(kappa, d)
+        beta = (d - 1) / 2
+        alpha = kappa + beta
         return kappa * (math.log(2) + alpha.digamma() - (alpha + beta).digamma())
 
     def sample_cosine(self, kappa: Values, d: int) -> Values:
-        alpha, beta = _alpha_beta(kappa.double(), d)
-        return 2 * torch.distributions.Beta(alpha, torch.full_like(alpha, beta)).sample() - 1
+        beta = torch.full_like(kappa, (d - 1) / 2, dtype=torch.float64)
+        return 2 * torch.distributions.Beta(kappa + beta, beta).sample() - 1
 
 
 class VonMisesFisher(Kernel):
@@ -117,7 +119,8 @@ class VonMisesFisher(Kernel):
         b = (d - 1) / (2 * kappa + (4 * kappa**2 + (d - 1) ** 2).sqrt())
         x = (1 - b) / (1 + b)
         c = kappa * x + (d - 1) * ((1 - x) * (1 + x)).log()
-        beta = torch.distributions.Beta(torch.tensor((d - 1) / 2.0).to(kappa), torch.tensor((d - 1) / 2.0).to(kappa))
+        half = kappa.new_tensor((d - 1) / 2)
+        beta = torch.distributions.Beta(half, half)
         cosine, waiting = torch.empty_like(kappa), torch.ones_like(kappa, dtype=torch.bool)
         while waiting.any():
             z = beta.sample(kappa.shape)
@@ -130,14 +133,6 @@ class VonMisesFisher(Kernel):
 
 
 KERNELS: dict[str, Kernel] = {kernel.name: kernel for kernel in (PowerSpherical(), VonMisesFisher())}
-
-
-# --------------------------------------------------------------------------------------------------- small parts
-
-
-def _alpha_beta(kappa: Tensor, d: int) -> tuple[Tensor, float]:
-    beta = (d - 1) / 2
-    return kappa + beta, beta
 
 
 def _around(mean: Tensor, t: Tensor) -> Tensor:
@@ -166,12 +161,14 @@ def _checked(kappa: Tensor, d: int) -> Tensor:
     if not isinstance(kappa, Tensor) or kappa.dtype not in (torch.float32, torch.float64):
         kind = f"a {kappa.dtype} tensor" if isinstance(kappa, Tensor) else type(kappa).__name__
         raise BachError(f"kappa should be a float32 or float64 tensor; got {kind}")
-    fine = (kappa >= 0) & kappa.isfinite()
-    if not bool(fine.all()):
-        wrong = kappa[~fine].flatten()[0].item()
-        kind = BachError if math.isfinite(wrong) else NotFinite
-        raise kind(f"kappa should be finite and ≥ 0 everywhere; got {wrong}")
+    _all_fine(kappa, (kappa >= 0) & kappa.isfinite(), "kappa should be finite and ≥ 0 everywhere; got {}")
     return kappa.double()
+
+
+def _all_fine(values: Tensor, fine: Tensor, message: str) -> None:
+    if not bool(fine.all()):
+        wrong = values[~fine][0].item()
+        raise (BachError if math.isfinite(wrong) else NotFinite)(message.format(wrong))
 
 
 def _checked_pair(t: Tensor, kappa: Tensor, d: int) -> Tensor:
@@ -183,11 +180,8 @@ def _checked_pair(t: Tensor, kappa: Tensor, d: int) -> Tensor:
         torch.broadcast_shapes(t.shape, kappa.shape)
     except RuntimeError:
         raise BachError(f"t and kappa should broadcast; got {tuple(t.shape)} and {tuple(kappa.shape)}") from None
-    fine = t.abs() <= 1 + 1e-3
-    if not bool(fine.all()):
-        wrong = t[~fine].flatten()[0].item()
-        kind = BachError if math.isfinite(wrong) else NotFinite
-        raise kind(f"t should be a cosine in [−1, 1], up to rounding; got {wrong}: are the vectors unit vectors?")
+    cosine = "t should be a cosine in [−1, 1], up to rounding; got {}: are the vectors unit vectors?"
+    _all_fine(t, t.abs() <= 1 + 1e-3, cosine)
     return kappa64
 
 

@@ -31,8 +31,7 @@ def fold_in(dataset: Dataset, svd: PureSVD, likers: list[Int[np.ndarray, " m"]])
     V = Xᵀ U Σ⁻¹ and U = X V Σ⁻¹, so a new column x has the row xᵀ X V Σ⁻². X holds the training prefixes, so `svd` must
     be theirs. The rows have the scale of the item tower (mean square length 1), as `Retriever.add(rows)` expects.
     """
-    rows = []
-    matrix = dataset.matrix("train")
+    rows, matrix = [], dataset.matrix("train")
     for users in likers:
         users = np.unique(users)
         if not len(users):
@@ -50,8 +49,9 @@ def pure_svd(dataset: Dataset, rank: int = 64, svd_on: Literal["train", "all"] =
     matrix = dataset.matrix(svd_on).astype(np.float64)
     limit = min(matrix.shape) - 1
     if not 1 <= rank <= limit:
-        shape = f"{matrix.shape[0]:,} × {matrix.shape[1]:,}"
-        raise BachError(f"rank={rank}: should be 1 … {limit} for a {shape} matrix")
+        raise BachError(
+            f"rank={rank}: should be 1 … {limit} for {dataset.n_users:,} users and {dataset.n_items:,} items"
+        )
     start = np.random.default_rng(0).normal(size=min(matrix.shape))  # ARPACK's default start is random
     _, sigma, vt = svds(matrix, k=rank, v0=start, return_singular_vectors="vh")
     order = np.argsort(-sigma)

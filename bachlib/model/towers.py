@@ -58,7 +58,7 @@ def scaled_rows(table: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
 
 
 class ClsTower(nn.Module):
-    """k CLS tokens over a history through one pre-LN Transformer layer, computed for the CLS rows only.
+    """k CLS tokens over a history through one pre-LN Transformer layer.
 
     Only the outputs of the CLS rows are used, so queries, output projection and feed-forward run for these rows only.
     Their input is the same for every user, so keys and values are not needed either: the queries are multiplied with
@@ -100,8 +100,7 @@ class ClsTower(nn.Module):
         scores = (x.reshape(-1, w) @ through_key.T).view(B, n, -1)  # (B, n, a·k)
         scores = scores.masked_fill((history < 0)[..., None], -torch.inf).transpose(1, 2)
         among_cls = (through_key @ cls.T).expand(B, -1, -1)  # (B, a·k, k)
-        weights = torch.cat([scores, among_cls], -1).softmax(-1)
-        weights = dropout(weights, self.p_dropout, self.training)
+        weights = dropout(torch.cat([scores, among_cls], -1).softmax(-1), self.p_dropout, self.training)
         pooled = weights[..., :n] @ x + weights[..., n:] @ cls  # (B, a·k, w)
         values = torch.einsum("bakw,aew->bkae", pooled.view(B, a, self.k, w), w_v.view(a, -1, w))
         values = values + weights.sum(-1).view(B, a, self.k).transpose(1, 2)[..., None] * b_v.view(a, -1)

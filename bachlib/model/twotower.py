@@ -75,8 +75,6 @@ class TwoTower(nn.Module):
         if history == "frozen" and not hasattr(item_tower, "table"):
             raise BachError("history='frozen' needs an item tower with a `table`; this item tower has none")
 
-    # ------------------------------------------------------------------------------------------------ towers
-
     @property
     def n_items(self) -> int:
         return self.item_tower.n_items
@@ -112,7 +110,7 @@ class TwoTower(nn.Module):
         """(tokens, checked history)."""
         rows = self.token_rows() if rows is None else rows
         history = self._history(history, len(rows))
-        return self._tokens(history, rows), history
+        return embedding(history.clamp(min=0), rows), history
 
     def token_rows(self) -> Float[Tensor, "n_items d"]:
         """The rows that become tokens: the item embeddings, or with history="frozen" the PureSVD rows."""
@@ -127,22 +125,15 @@ class TwoTower(nn.Module):
             raise BachError(f"a context should be vectors {wanted}; got shape {tuple(tokens.shape)}")
         return self._log_pi(tokens, tokens.new_zeros(tokens.shape[:2], dtype=torch.long), None)
 
-    def _tokens(self, history: Tensor, rows: Tensor, place: Tensor | None = None) -> Tensor:
-        """The row of each item of a history; `place` maps ids to row numbers."""
-        at = history.clamp(min=0)
-        return embedding(at if place is None else place[at], rows)
-
     def _heads(self, tokens: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
         """Heads (B, k, d) and κ (B, k), or (k, d) and (k,) if all users share them."""
         if isinstance(self.encoder, Codebook) and self.encoder.shared is not None:
             heads = self.encoder.shared
         else:
             heads = normalize(in_full(self.encoder(tokens, history)), dim=-1)
-            if heads.shape != (len(history), self.k, self.d):
-                wanted = (len(history), self.k, self.d)
+            if heads.shape != (wanted := (len(history), self.k, self.d)):
                 raise BachError(f"the encoder should return (B, k, d) = {wanted}; got {tuple(heads.shape)}")
-        kappa = self.kappa_net(heads) if self.kappa_net else torch.full_like(heads[..., 0], 1 / self.tau)
-        return heads, kappa
+        return heads, self.kappa_net(heads) if self.kappa_net else torch.full_like(heads[..., 0], 1 / self.tau)
 
     def _log_pi(self, tokens: Tensor, history: Tensor, user: Tensor | None) -> Tensor:
         if isinstance(self.gate, PiTable):
@@ -154,8 +145,6 @@ class TwoTower(nn.Module):
         if logits.shape != (len(history), self.k):
             raise BachError(f"the gate should return (B, k) = {(len(history), self.k)}; got {tuple(logits.shape)}")
         return logits.log_softmax(-1)
-
-    # ------------------------------------------------------------------------------------------------ serving
 
     @torch.no_grad()
     def score(
@@ -173,8 +162,6 @@ class TwoTower(nn.Module):
             return scoring.scores(heads, items, log_pi, kappa, self.kernel)
         return torch.stack([heads[:, r] @ items.T for r in range(heads.shape[1])]).amax(0)  # max over heads (eq. 8)
 
-    # ------------------------------------------------------------------------------------------------ training
-
     def loss(
         self, history: History, positive: Int[Tensor, " B"], negatives: Int[Tensor, " R"], user: Users = None
     ) -> Float[Tensor, ""]:
@@ -188,19 +175,16 @@ class TwoTower(nn.Module):
         history, positive = self._history(history), self._ids(positive)
         ids = torch.cat([positive, self._ids(negatives)])  # candidates (C,)
         needed = ids if self.history == "frozen" else torch.cat([history.clamp(min=0).flatten(), ids])
-        place = None
+        place = torch.arange(self.n_items, device=ids.device)  # the row of each item
         if self.n_items <= len(needed):  # the step needs most of the catalogue
             rows = self.items()
         else:
             distinct = needed.unique()
-            place = torch.zeros(self.n_items, dtype=torch.long, device=ids.device)
             place[distinct] = torch.arange(len(distinct), device=ids.device)
             rows = self.items(distinct)
-        candidates = embedding(ids if place is None else place[ids], rows)  # (C, d)
-        if self.history == "frozen":
-            tokens = self._tokens(history, self.item_tower.table)
-        else:
-            tokens = self._tokens(history, rows, place)
+        candidates = embedding(place[ids], rows)  # (C, d)
+        frozen, at = self.history == "frozen", history.clamp(min=0)
+        tokens = embedding(at, self.item_tower.table) if frozen else embedding(place[at], rows)
         heads, kappa = self._heads(tokens, history)
         log_pi = self._log_pi(tokens, history, user)
         own = torch.arange(len(positive), device=ids.device)  # the positives are the first candidates
@@ -220,10 +204,8 @@ class TwoTower(nn.Module):
             "label-aware": lambda *args: routing.label_aware(*args, power=self.power),
         }[self.objective_name]
         loss = hard(heads, candidates, own, self.tau, ids)
-        with torch.no_grad():
-            gamma = nn.functional.one_hot(routing.routed_head(heads, candidates, own), self.k)
-        terms = {"reconstruction": -loss.detach()}
-        return Objective(loss, terms, gamma.to(loss), Encoded(heads, log_pi, kappa), heads)
+        gamma = nn.functional.one_hot(routing.routed_head(heads, candidates, own), self.k).to(loss)
+        return Objective(loss, {"reconstruction": -loss.detach()}, gamma, Encoded(heads, log_pi, kappa), heads)
 
     def _elbo(self, heads, log_pi, kappa, candidates, own, ids) -> Objective:
         """−ELBO (eq. 21); heads that all users share need one product with the candidates for the whole batch."""
@@ -242,8 +224,6 @@ class TwoTower(nn.Module):
             terms = {name: getattr(seen, name).mean() for name in ("reconstruction", "prior", "entropy")}
         return Objective(loss, terms, gamma, encoded, heads)
 
-    # -------------------------------------------------------------------------------------------------- input
-
     def _users(self, user: Tensor | np.ndarray | None, n: int) -> Tensor:
         if user is None:
             raise BachError("pi='table' has one π_u per user of the data set: pass the users with user=")
@@ -257,8 +237,7 @@ class TwoTower(nn.Module):
         ids, n = torch.as_tensor(ids, device=self.device), n or self.n_items
         if ids.is_floating_point():
             raise BachError(f"items should be whole numbers 0 … {n - 1}; got type {ids.dtype}")
-        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < n:
-            wrong = ids[(ids < 0) | (ids >= n)]
+        if len(wrong := ids[(ids < 0) | (ids >= n)]):
             raise BachError(f"there is no item {int(wrong[0])}: items are 0 … {n - 1}")
         return ids.long()
 
@@ -270,10 +249,8 @@ class TwoTower(nn.Module):
         if not history.shape[1]:
             history = history.new_full((len(history), 1), -1)
         self._ids(torch.where(history == -1, 0, history), n)
-        gap = (history[:, :-1] >= 0) & (history[:, 1:] < 0)
-        if bool(gap.any()):
-            row = int(gap.any(1).nonzero()[0])
-            raise BachError(f"padding (−1) belongs on the left of a history; row {row} has it after an item")
+        if len(gap := ((history[:, :-1] >= 0) & (history[:, 1:] < 0)).nonzero()):
+            raise BachError(f"padding (−1) belongs on the left of a history; row {int(gap[0, 0])} has it after an item")
         return history.long()[:, -self.n_hist :]
 
 

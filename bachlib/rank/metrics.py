@@ -1,8 +1,5 @@
 """Metrics of rankings and slates, per user (section 5, "Metrics"); vectorised over users.
 
-    of the held-out items    recall  ndcg  average_precision  hit_rate
-    of the slate itself      coverage  diversity  novelty  popularity_bias  interest_coverage
-
 `ranked` holds item ids, best first: (n,) for one user or (U, n) for many, padded with −1. `relevant` holds ids: a list,
 set or array for one user, (U, m) or a list of lists for many, padded with −1. One user gives a number, many an array.
 The `_of_ranks` functions take the ranks of the relevant items (from 1; 0 is padding) instead of lists; training and
@@ -21,9 +18,6 @@ from bachlib import BachError
 Ids = Iterable
 NEVER = np.iinfo(np.int64).max  # rank of a relevant item that is not in the list
 BLOCK = 1 << 25  # numbers at a time
-
-
-# --------------------------------------------------------------------------------------- of the held-out items
 
 
 def recall(ranked: Ids, relevant: Ids, k: int) -> float | Float[np.ndarray, " U"]:
@@ -51,11 +45,11 @@ def hit_rate(ranked: Ids, relevant: Ids, k: int) -> float | Float[np.ndarray, " 
 
 
 def recall_of_ranks(ranks: Int[np.ndarray, "U m"], k: int) -> Float[np.ndarray, " U"]:
-    return ((ranks > 0) & (ranks <= k)).sum(1) / relevant_per_user(ranks)
+    return ((ranks > 0) & (ranks <= k)).sum(1) / (ranks > 0).sum(1)
 
 
 def ndcg_of_ranks(ranks: Int[np.ndarray, "U m"], k: int) -> Float[np.ndarray, " U"]:
-    return dcg_of_ranks(ranks, k) / ideal_dcg(np.minimum(relevant_per_user(ranks), k))
+    return dcg_of_ranks(ranks, k) / ideal_dcg(np.minimum((ranks > 0).sum(1), k))
 
 
 def dcg_of_ranks(ranks: Int[np.ndarray, "U m"], k: int) -> Float[np.ndarray, " U"]:
@@ -69,20 +63,14 @@ def ideal_dcg(n: Int[np.ndarray, " U"]) -> Float[np.ndarray, " U"]:
 
 
 def average_precision_of_ranks(ranks: Int[np.ndarray, "U m"], k: int | None = None) -> Float[np.ndarray, " U"]:
-    relevant = relevant_per_user(ranks)
     ordered = np.sort(np.where(ranks > 0, ranks, NEVER), axis=1)  # pads last
     precision = np.where(ordered < NEVER, np.arange(1, ranks.shape[1] + 1) / ordered, 0.0)
     k = NEVER if k is None else k
-    return np.where(ordered <= k, precision, 0.0).sum(1) / np.minimum(relevant, k)
+    return np.where(ordered <= k, precision, 0.0).sum(1) / np.minimum((ranks > 0).sum(1), k)
 
 
 def hit_rate_of_ranks(ranks: Int[np.ndarray, "U m"], k: int) -> Float[np.ndarray, " U"]:
     return ((ranks > 0) & (ranks <= k)).any(1).astype(float)
-
-
-def relevant_per_user(ranks: Int[np.ndarray, "U m"]) -> Int[np.ndarray, " U"]:
-    """The number of relevant items; padding has rank 0."""
-    return (ranks > 0).sum(1)
 
 
 def ranks_of(ranked: Int[np.ndarray, "U n"], relevant: Int[np.ndarray, "U m"]) -> Int[np.ndarray, "U m"]:
@@ -98,9 +86,6 @@ def ranks_of(ranked: Int[np.ndarray, "U n"], relevant: Int[np.ndarray, "U m"]) -
         at = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
         found[row] = np.where(ids[at] == wanted, order[row, at] + 1, NEVER)
     return np.where(relevant < 0, 0, found)
-
-
-# ------------------------------------------------------------------------------------------------ of the slate
 
 
 def coverage(slates: Int[np.ndarray, "U K"], n_items: int) -> float:
@@ -154,12 +139,8 @@ def interest_coverage(
     met = np.zeros(wanted.shape, bool)
     for column in _full(slates).T:  # (U,) items at one place
         met |= labels[column] > 0
-    total = wanted.sum(1)
     with np.errstate(invalid="ignore"):
-        return (wanted * met).sum(1) / total
-
-
-# ------------------------------------------------------------------------------------------------------- input
+        return (wanted * met).sum(1) / wanted.sum(1)
 
 
 def _per_user(of_ranks, ranked: Ids, relevant: Ids, k: int | None) -> float | Float[np.ndarray, " U"]:
