@@ -19,7 +19,7 @@ from bachlib.show.pictures import pictures, summary, without_twin
 
 FORMULAS = {"01_sphere", "02_elbo", "03_data"}  # nothing is trained there
 PERFECT = {"effective interests", "R@50 one vector", "R@50 heads, maximum", "R@50 mixture"}  # nor for these of 00_tour
-FIGURES = {"09_sweep_report": 3, "single": 2, "explorer": 2}  # at least; the others have four and more
+FIGURES = {"09_sweep_report": 3, "single": 0, "explorer": 2}  # at least; the others have four and more
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
