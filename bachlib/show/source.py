@@ -34,5 +34,5 @@ def _part(lines: list[str], start: str, stop: str, name: str) -> list[str]:
     first = next((n for n, line in enumerate(lines) if start in line), len(lines))
     last = next((n for n, line in enumerate(lines[first:], first) if stop in line), None)
     if last is None:
-        raise BachError(f"the source of {name} has no line with {start!r}, or none with {stop!r} after it")
+        raise BachError(f"the source of {name} has no part from {start!r} to {stop!r}")
     return lines[first : last + 1 if stop else len(lines)]
