@@ -54,8 +54,8 @@ def bach(
 @app.command()
 def prepare(
     source: Annotated[SourceName, Option(help="format of the log")],
-    path: Annotated[Path | None, Option(help="file, folder or zip [default: in BACH_DATA_DIR, else download]")] = None,
-    out: Annotated[Path | None, Option(help="folder to write [default: outputs/data/<source>]")] = None,
+    path: Annotated[Path | None, Option(help="file, folder or zip (default: in BACH_DATA_DIR, else download)")] = None,
+    out: Annotated[Path | None, Option(help="folder to write (default: outputs/data/<source>)")] = None,
     min_rating: Annotated[float, Option(help=HELP["min_rating"])] = DEFAULT["min_rating"],
     min_items: Annotated[int, Option(help=HELP["min_items"])] = DEFAULT["min_items"],
     max_items: Annotated[int, Option(help=HELP["max_items"])] = DEFAULT["max_items"],
@@ -110,8 +110,8 @@ def sweep(
     sweep: Annotated[Path, Argument(help="a file of params/sweeps, its name, or a folder in outputs/sweeps")],
     base: Annotated[list[str] | None, Option(help="experiments instead of the file's, e.g. --base ml1m")] = None,
     set_: Annotated[list[str] | None, SET] = None,
-    workers: Annotated[int | None, Option(min=1, help="runs at the same time [default: one per core]")] = None,
-    threads: Annotated[int | None, Option(min=1, help="threads of each run [default: cores / workers]")] = None,
+    workers: Annotated[int | None, Option(min=1, help="runs at the same time (default: one per core)")] = None,
+    threads: Annotated[int | None, Option(min=1, help="threads of each run (default: cores / workers)")] = None,
     dask: Annotated[str | None, Option(help="address of a Dask scheduler, e.g. tcp://host:8786")] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="print which runs would start, and how long they take")] = False,
 ) -> None:
@@ -136,7 +136,7 @@ def sweep(
 @app.command()
 def report(
     run: Annotated[Path, Argument(help="a run or a sweep: its folder, or its name in outputs/")],
-    data: Annotated[Path | None, Option(help="data set of the training [default: found in outputs/data]")] = None,
+    data: Annotated[Path | None, Option(help="data set of the training (default: found in outputs/data)")] = None,
 ) -> None:
     """Write one HTML file about a training, a run or a sweep. The file works without a network."""
     from bachlib.experiment.report import report as write_report
@@ -146,7 +146,7 @@ def report(
 
 @app.command()
 def sync(
-    names: Annotated[list[str] | None, Argument(help="names of notebooks, e.g. 04_train [default: all]")] = None,
+    names: Annotated[list[str] | None, Argument(help="names of notebooks, e.g. 04_train (default: all)")] = None,
     force: Annotated[bool, Option(help="execute all named notebooks, even if they did not change")] = False,
 ) -> None:
     """Copy the cells of each notebook's .py into its .ipynb and execute the notebooks that changed."""
@@ -173,7 +173,7 @@ def train(
     k: Annotated[int, Option(help="number of heads")] = 8,
     seed: Annotated[int, Option(help="seed of the initial weights and of everything random in training")] = 0,
     set_: Annotated[list[str] | None, SET] = None,
-    out: Annotated[Path | None, Option(help="run folder [default: outputs/runs/<method>-<data>-…]")] = None,
+    out: Annotated[Path | None, Option(help="run folder (default: outputs/runs/<method>-<data>-…)")] = None,
     strict: Annotated[float, Option(help="share of users that are never trained on, only evaluated")] = 0.0,
     fresh: Annotated[bool, Option(help="start from the beginning instead of resuming")] = False,
 ) -> None:
@@ -202,7 +202,7 @@ def train(
 @app.command()
 def evaluate(
     runs: Annotated[list[Path], Argument(help="run folders, e.g. outputs/runs/*")],
-    data: Annotated[Path | None, Option(help="data set [default: found in outputs/data]")] = None,
+    data: Annotated[Path | None, Option(help="data set (default: found in outputs/data)")] = None,
     split: Annotated[str, Option(help="valid or test")] = "test",
     baseline: Annotated[str, Option(help="method that all others are compared with")] = "all-multihead",
     slate: Annotated[int, Option(help="also measure diversity and novelty of slates of this length; 0: do not")] = 0,
@@ -227,10 +227,10 @@ def evaluate(
 
 @app.command()
 def bench(
-    what: Annotated[Bench | None, Argument(help="what to measure [default: everything]")] = None,
+    what: Annotated[Bench | None, Argument(help="what to measure (default: everything)")] = None,
     shape: Annotated[str | None, Option(help="prepare: measure only this log, movielens-20m or taobao")] = None,
-    rows: Annotated[int | None, Option(help="prepare: number of rows [default: 20 and 100 million]")] = None,
-    items: Annotated[int | None, Option(help="serve: number of items [default: 20, 50 and 200 thousand]")] = None,
+    rows: Annotated[int | None, Option(help="prepare: number of rows (default: 20 and 100 million)")] = None,
+    items: Annotated[int | None, Option(help="serve: number of items (default: 20, 50 and 200 thousand)")] = None,
 ) -> None:
     """Measure the speed goals as ratios in one process and save the results as JSON."""
     from bachlib.bench.measure import BENCHES, SHAPES, bench_prepare, save
