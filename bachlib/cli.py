@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from bachlib import BachError, __version__, needs
 from bachlib.data.sources import SOURCES
@@ -26,8 +27,9 @@ IN_THE_CLONE = {
 }
 DEFAULT = {name: field.default for name, field in PrepareParams.model_fields.items()}
 HELP = {name: field.description for name, field in PrepareParams.model_fields.items()}
-
+SET = Option("--set", help="change a parameter (`bach params` lists them), e.g. --set epochs=2 --set d=32")
 SourceName = StrEnum("SourceName", list(SOURCES))
+Bench = StrEnum("Bench", ["prepare", "sphere", "loss", "train", "evaluate", "serve", "show"])
 
 
 def _version(asked: bool) -> None:
@@ -39,45 +41,37 @@ def _version(asked: bool) -> None:
 @app.callback(help=__doc__)
 def bach(
     context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", help="print the version and exit", is_eager=True, callback=_version)
-    ] = False,
+    version: Annotated[bool, Option("--version", help="print the version", is_eager=True, callback=_version)] = False,
 ) -> None:
     command = context.invoked_subcommand
     if command in IN_THE_CLONE and "--help" not in sys.argv:
         needs(f"bach {command}", *IN_THE_CLONE[command])
         if not (project_root() / "notebooks").is_dir():
-            raise BachError(
-                f"bach {command} executes notebooks, and the installed package does not contain them: "
-                "run the command inside a clone of the workbook"
-            )
+            why = f"bach {command} executes notebooks, and the installed package does not contain them"
+            raise BachError(f"{why}: run the command inside a clone of the workbook")
 
 
 @app.command()
 def prepare(
-    source: Annotated[SourceName, typer.Option(help="format of the log")],
-    path: Annotated[
-        Path | None, typer.Option(help="file, folder or zip [default: search BACH_DATA_DIR, then download]")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="folder to write [default: outputs/data/<source>]")] = None,
-    min_rating: Annotated[float, typer.Option(help=HELP["min_rating"])] = DEFAULT["min_rating"],
-    min_items: Annotated[int, typer.Option(help=HELP["min_items"])] = DEFAULT["min_items"],
-    max_items: Annotated[int, typer.Option(help=HELP["max_items"])] = DEFAULT["max_items"],
-    max_users: Annotated[int, typer.Option(help=HELP["max_users"])] = DEFAULT["max_users"],
-    seed: Annotated[int, typer.Option(help=HELP["seed"])] = DEFAULT["seed"],
-    ties: Annotated[str, typer.Option(help=HELP["ties"] + ": log or item")] = DEFAULT["ties"],
-    user: Annotated[str | None, typer.Option(help="your column with the user (csv, parquet)")] = None,
-    item: Annotated[str | None, typer.Option(help="your column with the item")] = None,
-    time: Annotated[str | None, typer.Option(help="your column with the time, a number or a date")] = None,
-    rating: Annotated[
-        str | None, typer.Option(help="your column with the rating; without it every event counts as liked")
-    ] = None,
-    title: Annotated[str | None, typer.Option(help="your column with the item's title")] = None,
-    genre: Annotated[str | None, typer.Option(help="your column with the item's genres, separated by |")] = None,
-    time_format: Annotated[str | None, typer.Option(help=HELP["time_format"] + ", e.g. '%d/%m/%Y %H:%M'")] = None,
-    encoding: Annotated[str, typer.Option(help=HELP["encoding"])] = DEFAULT["encoding"],
-    on_bad_rows: Annotated[str, typer.Option(help=HELP["on_bad_rows"] + ": stop or skip")] = DEFAULT["on_bad_rows"],
-    memory: Annotated[str, typer.Option(help="memory the engine may use before it writes to disk")] = "2GB",
+    source: Annotated[SourceName, Option(help="format of the log")],
+    path: Annotated[Path | None, Option(help="file, folder or zip (default: in BACH_DATA_DIR, else download)")] = None,
+    out: Annotated[Path | None, Option(help="folder to write (default: outputs/data/<source>)")] = None,
+    min_rating: Annotated[float, Option(help=HELP["min_rating"])] = DEFAULT["min_rating"],
+    min_items: Annotated[int, Option(help=HELP["min_items"])] = DEFAULT["min_items"],
+    max_items: Annotated[int, Option(help=HELP["max_items"])] = DEFAULT["max_items"],
+    max_users: Annotated[int, Option(help=HELP["max_users"])] = DEFAULT["max_users"],
+    seed: Annotated[int, Option(help=HELP["seed"])] = DEFAULT["seed"],
+    ties: Annotated[str, Option(help=HELP["ties"] + ": log or item")] = DEFAULT["ties"],
+    user: Annotated[str | None, Option(help="your column with the user (csv, parquet)")] = None,
+    item: Annotated[str | None, Option(help="your column with the item")] = None,
+    time: Annotated[str | None, Option(help="your column with the time, a number or a date")] = None,
+    rating: Annotated[str | None, Option(help="your column with the rating; without it all events are liked")] = None,
+    title: Annotated[str | None, Option(help="your column with the item's title")] = None,
+    genre: Annotated[str | None, Option(help="your column with the item's genres, separated by |")] = None,
+    time_format: Annotated[str | None, Option(help=HELP["time_format"] + ", e.g. '%d/%m/%Y %H:%M'")] = None,
+    encoding: Annotated[str, Option(help=HELP["encoding"])] = DEFAULT["encoding"],
+    on_bad_rows: Annotated[str, Option(help=HELP["on_bad_rows"] + ": stop or skip")] = DEFAULT["on_bad_rows"],
+    memory: Annotated[str, Option(help="memory the engine may use before it writes to disk")] = "2GB",
 ) -> None:
     """Turn a raw log into a prepared data set (appendix A of the paper)."""
     from bachlib.data import prepare as prepare_log
@@ -86,9 +80,8 @@ def prepare(
     named = {"user": user, "item": item, "time": time, "rating": rating, "title": title, "genre": genre}
     columns = {role: column for role, column in named.items() if column} or None
     if columns and source not in ("csv", "parquet"):
-        raise BachError(
-            f"--{' --'.join(columns)}: {source} has its own columns; name yours with --source csv or parquet"
-        )
+        given = f"--{' --'.join(columns)}"
+        raise BachError(f"{given}: {source} has its own columns; name yours with --source csv or parquet")
     dataset = prepare_log(
         str(source), path or locate(source), out, memory=memory,
         min_rating=min_rating, min_items=min_items, max_items=max_items, max_users=max_users, seed=seed, ties=ties,
@@ -97,15 +90,12 @@ def prepare(
     typer.echo(f"→ {dataset.folder}")
 
 
-SET = typer.Option("--set", help="change a parameter, e.g. --set epochs=2 --set k=4")
-
-
 @app.command()
 def run(
-    params: Annotated[Path, typer.Argument(help="a parameter file, e.g. params/quickstart.yaml, or its name")],
+    params: Annotated[Path, Argument(help="a parameter file, e.g. params/quickstart.yaml, or its name")],
     set_: Annotated[list[str] | None, SET] = None,
-    fresh: Annotated[bool, typer.Option(help="execute every notebook, even if its result is up to date")] = False,
-    report: Annotated[bool, typer.Option(help="write the pages and the report")] = True,
+    fresh: Annotated[bool, Option(help="execute every notebook, even if its result is up to date")] = False,
+    report: Annotated[bool, Option(help="write the pages and the report")] = True,
 ) -> None:
     """Execute the notebooks of an experiment. Notebooks whose result is up to date are skipped."""
     from bachlib.experiment.notebooks import run as run_notebooks
@@ -117,19 +107,13 @@ def run(
 
 @app.command()
 def sweep(
-    sweep: Annotated[Path, typer.Argument(help="a file of params/sweeps, its name, or a folder in outputs/sweeps")],
-    base: Annotated[
-        list[str] | None, typer.Option(help="use these experiments instead of the file's, e.g. --base ml1m")
-    ] = None,
+    sweep: Annotated[Path, Argument(help="a file of params/sweeps, its name, or a folder in outputs/sweeps")],
+    base: Annotated[list[str] | None, Option(help="experiments instead of the file's, e.g. --base ml1m")] = None,
     set_: Annotated[list[str] | None, SET] = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="number of runs at the same time [default: one per core]")
-    ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="threads of each run [default: cores / workers]")] = None,
-    dask: Annotated[str | None, typer.Option(help="address of a Dask scheduler, e.g. tcp://host:8786")] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="print which runs would start and about how long they take")
-    ] = False,
+    workers: Annotated[int | None, Option(min=1, help="runs at the same time (default: one per core)")] = None,
+    threads: Annotated[int | None, Option(min=1, help="threads of each run (default: cores / workers)")] = None,
+    dask: Annotated[str | None, Option(help="address of a Dask scheduler, e.g. tcp://host:8786")] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="print which runs would start, and how long they take")] = False,
 ) -> None:
     """Train every point of a grid, each in its own process. Run the same command again to continue a stopped sweep."""
     from bachlib.experiment import cluster
@@ -151,8 +135,8 @@ def sweep(
 
 @app.command()
 def report(
-    run: Annotated[Path, typer.Argument(help="a run or a sweep: its folder, or its name in outputs/")],
-    data: Annotated[Path | None, typer.Option(help="data set of the training [default: found in outputs/data]")] = None,
+    run: Annotated[Path, Argument(help="a run or a sweep: its folder, or its name in outputs/")],
+    data: Annotated[Path | None, Option(help="data set of the training (default: found in outputs/data)")] = None,
 ) -> None:
     """Write one HTML file about a training, a run or a sweep. The file works without a network."""
     from bachlib.experiment.report import report as write_report
@@ -162,8 +146,8 @@ def report(
 
 @app.command()
 def sync(
-    names: Annotated[list[str] | None, typer.Argument(help="names of notebooks, e.g. 04_train [default: all]")] = None,
-    force: Annotated[bool, typer.Option(help="execute all named notebooks, even if they did not change")] = False,
+    names: Annotated[list[str] | None, Argument(help="names of notebooks, e.g. 04_train (default: all)")] = None,
+    force: Annotated[bool, Option(help="execute all named notebooks, even if they did not change")] = False,
 ) -> None:
     """Copy the cells of each notebook's .py into its .ipynb and execute the notebooks that changed."""
     from bachlib.experiment.sync import sync as sync_notebooks
@@ -184,19 +168,14 @@ def figures() -> None:
 
 @app.command()
 def train(
-    method: Annotated[str, typer.Argument(help="a method, e.g. p-bach; `bach methods` lists them")],
-    data: Annotated[Path, typer.Option(help="a prepared data set, e.g. outputs/data/movielens-1m")],
-    k: Annotated[int, typer.Option(help="number of heads")] = 8,
-    seed: Annotated[int, typer.Option(help="seed of the initial weights and of everything random in training")] = 0,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="any other parameter (`bach params` lists them), e.g. --set epochs=20"),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="run folder [default: outputs/runs/<method>-<data>-k<k>-s<seed>-<hash>]")
-    ] = None,
-    strict: Annotated[float, typer.Option(help="share of users that are never trained on, only evaluated")] = 0.0,
-    fresh: Annotated[bool, typer.Option(help="start from the beginning instead of resuming")] = False,
+    method: Annotated[str, Argument(help="a method, e.g. p-bach; `bach methods` lists them")],
+    data: Annotated[Path, Option(help="a prepared data set, e.g. outputs/data/movielens-1m")],
+    k: Annotated[int, Option(help="number of heads")] = 8,
+    seed: Annotated[int, Option(help="seed of the initial weights and of everything random in training")] = 0,
+    set_: Annotated[list[str] | None, SET] = None,
+    out: Annotated[Path | None, Option(help="run folder (default: outputs/runs/<method>-<data>-…)")] = None,
+    strict: Annotated[float, Option(help="share of users that are never trained on, only evaluated")] = 0.0,
+    fresh: Annotated[bool, Option(help="start from the beginning instead of resuming")] = False,
 ) -> None:
     """Train a method. Run the same command again to resume. Start it with torchrun to use several processes."""
     from bachlib.data import Dataset
@@ -222,15 +201,13 @@ def train(
 
 @app.command()
 def evaluate(
-    runs: Annotated[list[Path], typer.Argument(help="run folders, e.g. outputs/runs/*")],
-    data: Annotated[Path | None, typer.Option(help="data set [default: found in outputs/data]")] = None,
-    split: Annotated[str, typer.Option(help="valid or test")] = "test",
-    baseline: Annotated[str, typer.Option(help="method that all others are compared with")] = "all-multihead",
-    slate: Annotated[
-        int, typer.Option(help="also measure diversity and novelty of slates of this length; 0: do not")
-    ] = 0,
-    best_over_k: Annotated[bool, typer.Option(help="keep only the k with the best validation AUPRC")] = False,
-    latex: Annotated[bool, typer.Option(help="print the table as LaTeX rows")] = False,
+    runs: Annotated[list[Path], Argument(help="run folders, e.g. outputs/runs/*")],
+    data: Annotated[Path | None, Option(help="data set (default: found in outputs/data)")] = None,
+    split: Annotated[str, Option(help="valid or test")] = "test",
+    baseline: Annotated[str, Option(help="method that all others are compared with")] = "all-multihead",
+    slate: Annotated[int, Option(help="also measure diversity and novelty of slates of this length; 0: do not")] = 0,
+    best_over_k: Annotated[bool, Option(help="keep only the k with the best validation AUPRC")] = False,
+    latex: Annotated[bool, Option(help="print the table as LaTeX rows")] = False,
 ) -> None:
     """Rank the full catalogue for each run, save the metrics in its folder, and print the paper's table."""
     from bachlib.evaluate import evaluate as evaluate_run
@@ -248,15 +225,12 @@ def evaluate(
         typer.echo(f"\n{made.latex() if latex else made}\n\nrelative gain over {baseline}\n{made.gains.to_string()}")
 
 
-Bench = StrEnum("Bench", ["prepare", "sphere", "loss", "train", "evaluate", "serve", "show"])
-
-
 @app.command()
 def bench(
-    what: Annotated[Bench | None, typer.Argument(help="what to measure [default: everything]")] = None,
-    shape: Annotated[str | None, typer.Option(help="prepare: measure only this log, movielens-20m or taobao")] = None,
-    rows: Annotated[int | None, typer.Option(help="prepare: number of rows [default: 20 and 100 million]")] = None,
-    items: Annotated[int | None, typer.Option(help="serve: number of items [default: 20, 50 and 200 thousand]")] = None,
+    what: Annotated[Bench | None, Argument(help="what to measure (default: everything)")] = None,
+    shape: Annotated[str | None, Option(help="prepare: measure only this log, movielens-20m or taobao")] = None,
+    rows: Annotated[int | None, Option(help="prepare: number of rows (default: 20 and 100 million)")] = None,
+    items: Annotated[int | None, Option(help="serve: number of items (default: 20, 50 and 200 thousand)")] = None,
 ) -> None:
     """Measure the speed goals as ratios in one process and save the results as JSON."""
     from bachlib.bench.measure import BENCHES, SHAPES, bench_prepare, save
@@ -288,15 +262,12 @@ def methods() -> None:
 
 @app.command()
 def params(
-    name: Annotated[
-        str | None, typer.Argument(help="a file of params/, a part (prepare, world, model, train), or a parameter")
-    ] = None,
+    name: Annotated[str | None, Argument(help="a file of params/, a part, e.g. model, or a parameter")] = None,
 ) -> None:
     """List the parameter files; with a name, the parameters with their value, range and description."""
     from bachlib.experiment.doctor import parameter_files, parameters
 
-    for line in parameters(name) if name else parameter_files():
-        typer.echo(line)
+    typer.echo("\n".join(parameters(name) if name else parameter_files()))
 
 
 @app.command()
@@ -304,8 +275,7 @@ def doctor() -> None:
     """Print versions, threads, devices, and which optional parts are installed."""
     from bachlib.experiment.doctor import findings
 
-    for line in findings():
-        typer.echo(line)
+    typer.echo("\n".join(findings()))
 
 
 def main() -> None:

@@ -25,13 +25,11 @@ PARTS = {"prepare": PrepareParams, "world": WorldParams, "model": ModelParams, "
 
 def findings() -> Iterator[str]:
     """The report, line by line: ✓ installed, – missing and optional, ✗ wrong."""
-    yield f"bachlib {__version__}, {platform.platform()}, {platform.python_implementation()}"
-    yield "\nversions"
+    yield f"bachlib {__version__}, {platform.platform()}, {platform.python_implementation()}\n\nversions"
     yield from (f"  {name:<14} {version}" for name, version in versions().items())
     yield f"\nthreads        torch {torch.get_num_threads()}, cores {os.cpu_count()}"
     free = shutil.disk_usage(next(p for p in [output_dir(), *output_dir().parents] if p.exists())).free
-    yield f"outputs        {output_dir()} ({free / 1e9:.0f} GB free)"
-    yield "\nparts"
+    yield f"outputs        {output_dir()} ({free / 1e9:.0f} GB free)\n\nparts"
     yield from (f"  {mark} {name:<12} {text}" for mark, name, text in _parts())
 
 

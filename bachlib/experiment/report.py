@@ -45,8 +45,7 @@ def report(path: str | Path, data: str | Path | None = None) -> Path:
     if data:
         raise BachError(f"{folder} is a run of notebooks: a data set can be given for a training run only")
     params, status = yaml.safe_load((folder / PARAMS).read_text(encoding="utf-8")), read_json(folder / STATUS)
-    there = [name for name in params["notebooks"] if (folder / f"{name}.ipynb").exists()]
-    chapters = [(name, nbformat.read(folder / f"{name}.ipynb", as_version=4)) for name in there]
+    chapters = [(n, nbformat.read(path, 4)) for n in params["notebooks"] if (path := folder / f"{n}.ipynb").exists()]
     first, versions = _summary(params, status, read_json(folder / METRICS)), read_json(folder / "environment.json")
     lead = "The versions it was made with." if versions else "The versions were not recorded."
     last = _chapter(f"# Environment\n\n{lead}", settings(versions))

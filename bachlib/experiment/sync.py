@@ -61,11 +61,8 @@ def _without_traces(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 def same_cells(one: nbformat.NotebookNode, other: nbformat.NotebookNode) -> bool:
     """Do two notebooks hold the same cells, sources and tags? (`jupytext --test` says yes to everything.)"""
-
-    def content(notebook: nbformat.NotebookNode) -> list[tuple]:
-        return [(c.cell_type, c.source.strip(), tuple(c.metadata.get("tags", []))) for c in notebook.cells]
-
-    return content(one) == content(other)
+    a, b = ([(c.cell_type, c.source.strip(), c.metadata.get("tags", [])) for c in x.cells] for x in (one, other))
+    return a == b
 
 
 def all_executed(notebook: nbformat.NotebookNode) -> bool:

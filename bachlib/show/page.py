@@ -174,16 +174,12 @@ def dumped(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
-# ------------------------------------------------------------------------------------------------- text and figures
-
 FORMULA = re.compile(r"(`+[^`]*`+)|\$\$(.+?)\$\$|\$(?! )([^$\n]+?)(?<! )\$", re.DOTALL)
 TAGS = set(
     "a abbr b blockquote br caption code col colgroup dd del details div dl dt em h1 h2 h3 h4 h5 h6 hr i img kbd li ol "
     "p pre s small span strong sub summary sup table tbody td tfoot th thead tr u ul".split()
 )
-KEPT = ("class", "settings")  # the only class that is kept: the page sets such tables in two columns
 MARKS = re.compile(r"(</?(?:sub|sup|b|i|br)\s*/?>)")  # what figures use in their texts
-PLACE = re.compile("\ue000(\\d+)\ue001")  # where a formula stands while the text around it is rendered
 _render = mistune.create_markdown(escape=False, plugins=["table", "strikethrough"])
 
 
@@ -199,7 +195,7 @@ def written(text: str) -> str:
 
 
 def _around_formulas(text: str, render: Callable[[str], str]) -> str:
-    """Render a text while its formulas (but no dollars in code) are set aside."""
+    """Render a text while signs of Unicode's private area stand for its formulas (but no dollars in code)."""
     made: list[str] = []
 
     def set_aside(match: re.Match) -> str:
@@ -210,7 +206,7 @@ def _around_formulas(text: str, render: Callable[[str], str]) -> str:
         return f"\ue000{len(made) - 1}\ue001"
 
     text = FORMULA.sub(set_aside, re.sub("[\ue000\ue001]", "", text))
-    return PLACE.sub(lambda match: made[int(match.group(1))], render(text))
+    return re.sub("\ue000(\\d+)\ue001", lambda match: made[int(match.group(1))], render(text))
 
 
 def _formula(latex: str, block: bool) -> str:
@@ -234,7 +230,9 @@ def _harmless(tag: str, name: str, value: str) -> bool:
         return value.startswith(("https://", "http://", "mailto:", "#"))
     if name == "src":
         return tag == "img" and value.startswith("data:image/")
-    return name in ("colspan", "rowspan", "alt", "title", "open", "scope", "start") or (name, value) == KEPT
+    if name == "class":
+        return value == "settings"  # the page sets such tables in two columns
+    return name in ("colspan", "rowspan", "alt", "title", "open", "scope", "start")
 
 
 def figure(drawn: Mapping[str, Any]) -> str:

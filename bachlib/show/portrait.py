@@ -10,25 +10,30 @@ The notebook `report` shows these parts. What a method does not have (π and κ,
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 import torch
 from IPython.display import HTML
 from scipy.stats import spearmanr
 from torch import nn
 
+from bachlib import BachError
 from bachlib.data import Dataset
-from bachlib.evaluate import Evaluation, diagnostics, meaning
-from bachlib.files import output_dir, read_json
+from bachlib.evaluate import Evaluation, diagnostics, evaluate, meaning, tables
+from bachlib.evaluate.paper import MAIN
+from bachlib.evaluate.statistics import draws, interval
+from bachlib.files import canonical_json, output_dir, read_json
 from bachlib.model.twotower import Encoded, TwoTower
 from bachlib.params import N_TEST
 from bachlib.serve import Retriever
-from bachlib.show import plots, scores
+from bachlib.show import plots
 from bachlib.show.maps import layout, regions
 from bachlib.show.people import People, people
 from bachlib.show.plots.style import label, tag
@@ -36,6 +41,8 @@ from bachlib.show.steering import K, sliders
 from bachlib.train import Run
 from bachlib.train.run import data_of, find_run, read_about
 
+MOST_USERS = 2_000  # to evaluate, where nothing has been evaluated yet
+CURVES = 8  # methods in one figure
 ON_THE_MAP = 5_000  # items at most, the most popular ones
 GENRES = 24  # columns at most, the most liked ones
 WORDS = 8  # genres written on the map
@@ -68,24 +75,46 @@ class Portrait:
 
     @cached_property
     def evaluation(self) -> Evaluation:
-        return scores.evaluation_of(self.run, self.dataset)
+        """What was saved, if it is of these weights; else it is evaluated, on at most 2,000 users."""
+        if (self.run.folder / "evaluation-test.json").exists():
+            saved = Evaluation.load(self.run.folder)
+            if saved.about.get("valid_auprc") == (self.run.best or {}).get("auprc"):
+                return saved
+        return evaluate(self.run, self.dataset, max_users=MOST_USERS, quiet=True)
 
     def facts(self) -> HTML:
         """The run in one sentence."""
         identity, best = self.about["identity"], self.about.get("best")
-        told = (
-            f"method {identity['model'].get('method')}, data {identity['data']['name']}, status {self.about['status']}"
-        )
-        if best:
-            told += f", best epoch {best['epoch']}, validation AUPRC {best['auprc']:.4f}"
-        return say(f"A training run: {told}.")
+        told = f"A training run: method {identity['model'].get('method')}, data {identity['data']['name']}, "
+        told += f"status {self.about['status']}"
+        told += f", best epoch {best['epoch']}, validation AUPRC {best['auprc']:.4f}" if best else ""
+        return say(f"{told}.")
 
     def numbers(self) -> list[Any]:
         """The metrics on the test items with their intervals, beside comparable runs."""
         if self.missing:
             return [say(f"Nothing can be shown of the model: {self.missing}.")]
-        lead, *shown = scores.numbers(self.evaluation, self.folder, self.dataset.n_items)
-        return [say(lead), *shown]
+        own, others = self.evaluation, comparable(self.evaluation, self.folder)
+        who = f"{own.protocol['users']['n']:,} {'cold ' if own.protocol['users']['which'] == 'cold' else ''}users"
+        lead = f"The test items of {who}, ranked among the whole catalogue without the items the user already had."
+        if others:
+            several = "runs lie" if len(others) > 1 else "run lies"
+            lead += f" {len(others)} other evaluated {several} beside this one and can be compared with it."
+            rows = tables.grouped([own, *others])
+            baselines = [name for name, group in rows.items() if group[0].label == "all-multihead"]
+            baselines += [name for name, group in rows.items() if any(e is own for e in group)]
+            table = tables.table([own, *others], baselines[0])
+        else:
+            lead += " Single seed: the intervals, bootstrapped over users, do not include variation between trainings."
+            table = means(own)
+        curves: dict[str, np.ndarray] = {}
+        for e in (own, *others):
+            curves.setdefault(label(e.label), e.ranks)
+        drawn = plots.recall_curves(dict(list(curves.items())[:CURVES]), up_to=min(500, self.dataset.n_items - 1))
+        if len(curves) == 1:
+            found = (own.ranks <= 50).mean()
+            drawn.update_layout(title_text=f"{found:.1%} of the held-out items are among the first 50")
+        return [say(lead), table, drawn]
 
     def _without(self, hard: str = "") -> str:
         """Why there is nothing to show of heads and users; `hard`: what to say of a method without π."""
@@ -97,14 +126,11 @@ class Portrait:
 
     def sliders(self) -> list[Any]:
         """Sliders for π_u."""
-        if without := self._without(
-            "This method ranks by the closest head and has no weights: there is no π to steer."
-        ):
+        hard = "This method ranks by the closest head and has no weights: there is no π to steer."
+        if without := self._without(hard):
             return [say(without)]
-        of, lead = (
-            self.people,
-            "Move the weight of a head, or forbid it: the slate is ranked again, here in the browser. ",
-        )
+        of = self.people
+        lead = "Move the weight of a head, or forbid it: the slate is ranked again, here in the browser. "
         lead += "Click on an item to see why it is there. Arrows compare with the model's own slate."
         if of.left:
             shown = f"each user has sliders for the {len(of.shown)} largest and one for the rest"
@@ -118,9 +144,7 @@ class Portrait:
         model, of, drawn = self.run.model, self.people, []
         lead = "All users share these heads."
         if not of.shared:
-            lead = (
-                "Every user has heads of their own: over users a head is a slot, and its name says what it mostly is."
-            )
+            lead = "Every user has heads of their own: over users a head is a slot; its name says what it mostly is."
         if of.left:
             held = f"they have {of.pi[:, of.shown].sum(1).mean():.0%} of it"
             lead += f" Of {model.k} heads the {len(of.shown)} with the largest mean π are shown; {held}."
@@ -224,6 +248,30 @@ def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, An
     for name, value in values.items():
         nested = isinstance(value, Mapping) and value
         yield from _flat(value, f"{before}{name}.") if nested else [(f"{before}{name}", value)]
+
+
+def comparable(own: Evaluation, folder: Path) -> list[Evaluation]:
+    """Evaluated runs beside this one that were measured in the same way, each training once."""
+    same = ("method", "seed", "model", "train", "status", "weights")  # equal in evaluations of the same training
+    found = {canonical_json([own.about.get(key) for key in same]): own}
+    for path in sorted(folder.resolve().parent.glob("*/evaluation-test.json")):
+        with suppress(BachError, KeyError, OSError, ValueError):  # measured otherwise, or damaged: not ours to mend
+            other = Evaluation.load(path.parent)
+            tables.check_comparable([own, other])
+            if path.parent != folder.resolve() and {*MAIN} <= {*other.per_user}:
+                found.setdefault(canonical_json([other.about.get(key) for key in same]), other)
+    return list(found.values())[1:]
+
+
+def means(own: Evaluation) -> pd.DataFrame:
+    """The means with 95% intervals over users."""
+    rows = {}
+    for name, values in own.per_user.items():
+        known = values.dropna().to_numpy()
+        if len(known):
+            value, low, high = interval(known.mean(), draws([known])[:, 0])
+            rows[name] = f"{value:.4f}", f"{low:.4f} – {high:.4f}", f"{len(known):,}"
+    return pd.DataFrame.from_dict(rows, "index", columns=["mean", "95% interval", "users"])
 
 
 @torch.no_grad()

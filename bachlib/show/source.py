@@ -22,24 +22,17 @@ def source_of(*objects: Any, start: str = "", stop: str = "") -> Markdown:
         lines = inspect.getsource(one).splitlines()
         if start or stop:
             lines = _part(lines, start, stop, getattr(one, "__name__", str(one)))
-        if place != (place := _place_of(one)):
+        owner = getattr(one, "__qualname__", "").rpartition(".")[0]  # the class of a method
+        file = inspect.getmodule(one).__name__.replace(".", "/") + ".py"
+        if place != (place := f"{file}, class {owner}" if owner else file):
             blocks.append(f"# {place}")
         blocks.append(dedent("\n".join(lines)) + "\n")
     return Markdown("```python\n" + "\n".join(blocks).rstrip() + "\n```")
 
 
-def _place_of(one: Any) -> str:
-    """The file, and the class of a method."""
-    file = inspect.getmodule(one).__name__.replace(".", "/") + ".py"
-    owner = getattr(one, "__qualname__", "").rpartition(".")[0]
-    return f"{file}, class {owner}" if owner else file
-
-
 def _part(lines: list[str], start: str, stop: str, name: str) -> list[str]:
-    first = next((n for n, line in enumerate(lines) if start in line), None)
-    if first is None:
-        raise BachError(f"the source of {name} has no line with {start!r}")
+    first = next((n for n, line in enumerate(lines) if start in line), len(lines))
     last = next((n for n, line in enumerate(lines[first:], first) if stop in line), None)
     if last is None:
-        raise BachError(f"the source of {name} has no line with {stop!r} after {start!r}")
+        raise BachError(f"the source of {name} has no part from {start!r} to {stop!r}")
     return lines[first : last + 1 if stop else len(lines)]

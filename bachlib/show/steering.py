@@ -4,8 +4,6 @@ A shortlist of one user holds the first M items of each head, and of each of the
 σ_r(i) = C_d(κ_r) ω_κ(t_r) of every head. Any π then ranks them by Σ_r π_r σ_r(i) (eq. 23). An item outside of the lists
 has σ_r(i) ≤ σ_r^(M), the density of the M-th item of head r, so it scores at most Σ_r π_r σ_r^(M). A slate whose last
 item beats that bound is the slate of the whole catalogue. It is the bound of two-step retrieval, for exact lists.
-
-Of many heads only some are steered one by one. The others are one voice, in the proportions that π_u has among them.
 """
 
 from __future__ import annotations
@@ -143,11 +141,8 @@ def _compact(full: Shortlist) -> Shortlist:
     return found._replace(log_floor=np.stack(floors) if floors else full.log_floor[None]).rounded(DECIMALS)
 
 
-# ------------------------------------------------------------------------------------------------------ shortlists
-
-
 class Shortlist(NamedTuple):
-    """A voice is a head, or all heads that are not steered one by one (then the last; it has no κ and no cosine)."""
+    """A voice is a head or, the last one, all heads not steered one by one, mixed as π_u does: no κ and no cosine."""
 
     items: Int[np.ndarray, " m"]  # numbers, ascending
     log_sigma: Float[np.ndarray, "m c"]  # log density of each voice
@@ -182,10 +177,8 @@ class Reranked(NamedTuple):
         return self.enough and self.apart
 
 
-def shortlist(
-    retriever: Retriever, history: Any, M: int = 100, *, apart: Sequence[int] | None = None, user: Any = None
-) -> Shortlist:
-    """The shortlist of one history, whose items are left out. `apart`: heads to steer one by one (default: all)."""
+def shortlist(retriever: Retriever, history: Any, M: int = 100, *, apart: Any = None, user: Any = None) -> Shortlist:
+    """The shortlist of one history, whose items are left out. `apart`: numbers of heads to steer alone, or all."""
     model, catalogue = retriever.model, retriever.catalogue
     if model.kernel is None:
         raise BachError(f"{model.config.get('method', 'this model')} weighs no heads: there is no π to steer")
