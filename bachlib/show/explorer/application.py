@@ -41,7 +41,7 @@ class Explorer(w.VBox):
         self.figure.update_layout(title={"font": {"size": 14}, "pad": {"b": 8}}, yaxis_tickfont_size=12)
         self.figure.update_xaxes(title_font_size=12, tickfont_size=12)
         who = [self.method, self.search, self.no_user, self.users, self.typed, self.no_item, self.found]
-        heads = [*(row.box for row in self.rows), self.others, self.back, self.status]
+        heads = [*self.rows, self.others, self.back, self.status]
         slate = [self.figure, self.asked, self.because]
         widths = {"292px": [*who, self.history, self.clear], "392px": heads, "400px": slate}
         columns = [w.VBox(children, layout=FIXED | {"width": width}) for width, children in widths.items()]
@@ -80,7 +80,7 @@ class Explorer(w.VBox):
         scrolls = wide | {"max_height": "160px", "overflow": "auto"}
         self.history = w.TagsInput(allow_duplicates=False, layout=scrolls, placeholder="history")
         self.clear = w.Button(description="clear history", icon="trash")
-        self.rows = [Row.make(lambda _change: self._still or self._steer()) for _ in range(self.most_heads)]
+        self.rows = [Row(lambda _change: self._still or self._steer()) for _ in range(self.most_heads)]
         self.back = w.Button(description="back to π_u", icon="undo")
         self.asked = w.Dropdown(description="why this?", layout={"width": "396px"}, style={"description_width": "64px"})
         for control, do in (
@@ -181,10 +181,10 @@ class Explorer(w.VBox):
         except BachError as error:
             self.status.value = f"<b>{escape(str(error))}</b>"
             return
-        self.shown = heads.largest(self.most_heads)
+        self.shown = np.sort(np.argsort(-heads.pi, kind="stable")[: self.most_heads])  # the largest, in their own order
         with self._quiet():
             for row, r in zip_longest(self.rows, self.shown):
-                row.box.layout.display = "none" if r is None else None
+                row.layout.display = "none" if r is None else None
                 if r is not None:
                     row.show(int(r), heads)
         self._steer()
