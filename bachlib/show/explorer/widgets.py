@@ -80,11 +80,8 @@ class Row(w.HBox):
         self.forbid = w.Checkbox(False, description="forbid", indent=False, layout=beside)
         for control in (self.slider, self.forbid):
             control.observe(changed, names="value")
-        children, layout = (
-            [self.about, self.slider, self.share, self.forbid],
-            {"align_items": "center", "height": "36px"},
-        )
-        super().__init__(children, layout=FIXED | layout)
+        middle = FIXED | {"align_items": "center", "height": "36px"}
+        super().__init__([self.about, self.slider, self.share, self.forbid], layout=middle)
 
     def show(self, r: int, heads: Heads) -> None:
         """This row is about head r now."""
