@@ -8,10 +8,9 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
-from bachlib.show.plots.style import COLOURS, GREY, INK, LIGHT, PALE, PAPER, colour, label, tag, wrapped
+from bachlib.show.plots.style import ABOVE, COLOURS, GREY, INK, LIGHT, PALE, PAPER, colour, label, tag, wrapped
 
 PALE_TO_ORANGE = [[0, PALE], [0.5, PAPER], [1, COLOURS[5]]]  # less of a genre is the rule: it should not shout
-ABOVE = {"y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False}  # a word above the figure
 STACKED = {"barmode": "stack", "legend": {"font": {"size": 12}, "traceorder": "normal"}}
 Names, Numbers = Sequence[str], Sequence[int] | None  # numbers: which heads these are, where not all are shown
 

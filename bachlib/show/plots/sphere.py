@@ -86,14 +86,9 @@ def ball_grid(n: int) -> np.ndarray:
 
 
 def mixture_on_sphere(
-    heads: torch.Tensor,
-    pi: list[float],
-    kappas: list[float],
-    kernel,
-    seed: int = 0,
-    positive: torch.Tensor | None = None,
-    negatives: torch.Tensor | None = None,
-) -> go.Figure:
+    heads: torch.Tensor, pi: list[float], kappas: list[float], kernel, seed: int = 0,
+    positive: torch.Tensor | None = None, negatives: torch.Tensor | None = None,
+) -> go.Figure:  # fmt: skip
     """Three-dimensional heads with their mixture density Σ_r π_r σ_r as colour and samples as dots.
 
     With a positive (3,) and negatives (R, 3): what a training step sees instead of samples, and in the title γ, which
@@ -156,9 +151,8 @@ def sphere(
         figure.add_scatter3d(x=[x], y=[y], z=[z], mode="text", text=[f"{names[r]} {pi[r]:.0%}"], showlegend=False)
     x, y, z = 1.12 * one
     figure.add_scatter3d(
-        x=[0, x], y=[0, y], z=[0, z], mode="lines+markers+text", text=["", "one vector"],
-        textposition="top center", showlegend=False,
-        line={"color": INK, "width": 6}, marker={"size": [0, 12], "color": INK, "symbol": "diamond"},
+        x=[0, x], y=[0, y], z=[0, z], mode="lines+markers+text", text=["", "one vector"], textposition="top center",
+        showlegend=False, line={"color": INK, "width": 6}, marker={"size": [0, 12], "color": INK, "symbol": "diamond"},
     )  # fmt: skip
     eye = 1.45 * (one + np.array([0.0, 0.0, 0.25]))
     return figure.update_layout(
