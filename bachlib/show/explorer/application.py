@@ -68,10 +68,8 @@ class Explorer(w.VBox):
         return f"Explorer({', '.join(self.session.retrievers)}; {told})"
 
     def _make_controls(self) -> None:
-        wide = {"width": "286px"}
-        self.theme = Theme()
-        methods, narrow = list(self.session.retrievers), {"button_width": "auto"}
-        self.method = w.ToggleButtons(options=methods, style=narrow, layout=FIXED)
+        self.theme, wide, methods = Theme(), {"width": "286px"}, list(self.session.retrievers)
+        self.method = w.ToggleButtons(options=methods, style={"button_width": "auto"}, layout=FIXED)
         self.search = Search(placeholder="number, genre or title", description="find user", layout=wide)
         self.users = w.Select(rows=8, layout=wide)
         self.typed = Search(placeholder="title; Enter adds it", description="add item", layout=wide)
@@ -165,7 +163,7 @@ class Explorer(w.VBox):
             known = number.isdecimal() and int(number) < self.session.dataset.n_items and self._tag(int(number)) == tag
             found = [int(number)] if known else self.session.find_items(tag, 1)
             numbers += [i for i in found if i not in numbers]
-            unknown += [tag] if not found else []
+            unknown += [] if found else [tag]
         self._take(numbers)
         if unknown:
             self.status.value = f"<b>no item fits “{escape(unknown[0])}”</b>"
@@ -257,9 +255,8 @@ class Explorer(w.VBox):
             up = was.get(item, n) - n
             moved = "new" if item not in was else f"↑{up}" if up > 0 else f"↓{-up}" if up < 0 else ""
             marks.append(f"{'★ ' * (item in self.session.later)}{moved}".strip())
-        names = [self.session.heads.names[r] for r in self.shown]
+        names, titles = [self.session.heads.names[r] for r in self.shown], [self.session.title(i) for i in items]
         relative = np.exp(slate.scores[0] - slate.scores[0, 0])
-        titles = [self.session.title(i) for i in items]
         return slate_by_head(slate.head_share[0][:, self.shown], relative, titles, names, self.shown, marks, longest=26)
 
     def _why(self) -> None:

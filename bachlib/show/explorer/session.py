@@ -163,8 +163,7 @@ class Session:
             terms = np.log(pi) + sigma
         score = float(np.logaddexp.reduce(terms))
         table = {"head": heads.names, "π": pi, "κ": heads.kappa, "cosine": cosine, "share": np.exp(terms - score)}
-        near = np.unique(self.history)
-        likeness = vectors[near] @ vectors[item]
+        likeness = vectors[near := np.unique(self.history)] @ vectors[item]
         first = np.argsort(-likeness)[:3]
         like = list(zip(near[first].tolist(), likeness[first].tolist(), strict=True))
         return Why(item, score, pd.DataFrame(table), like)

@@ -84,8 +84,7 @@ def slate_slopes(
 
     `heads`: item → head, before and after. Heads count from 0, as in `Steering`.
     """
-    figure = go.Figure()
-    ranks = [{int(item): n + 1 for n, item in enumerate(slate)} for slate in (before, after)]
+    figure, ranks = go.Figure(), [{int(item): n + 1 for n, item in enumerate(slate)} for slate in (before, after)]
     for r in sorted({*heads[0].values(), *heads[1].values()}):  # the legend: a line per head, whatever the slates hold
         marker = {"size": 8, "color": colour(r)}
         figure.add_scatter(x=[None], y=[None], mode="markers", name=f"head {r}", marker=marker)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -54,10 +55,8 @@ def cosine_of_samples(kernels: dict, d: int, kappas: list[float]) -> go.Figure:
     figure = go.Figure()
     for n, kappa in enumerate(kappas):
         for name, kernel in kernels.items():
-            t, density = _density_of_cosine(kernel, kappa, d)
             line = {"color": colour(n) if kappa else GREY, "dash": DASHES[name]}
-            figure.add_scatter(x=t, y=density, name=f"κ = {kappa:g}, {name}", line=line)
-    figure.update_xaxes(title="cosine between a sample and its head").update_yaxes(title="density")
+            _add_cosines(figure, kernel, kappa, d, name=f"κ = {kappa:g}, {name}", line=line)
     return figure.update_layout(title=f"In {d} dimensions a density with κ = {kappas[1]:g} is close to uniform")
 
 
@@ -65,18 +64,17 @@ def kernels_matched(ps, kappa_ps: float, vmf, kappa_vmf: float, d: int) -> go.Fi
     """The density of the cosine under both kernels, with κ chosen for the same mean."""
     figure = go.Figure()
     for kernel, kappa, fill in ((ps, kappa_ps, COLOURS[0]), (vmf, kappa_vmf, COLOURS[5])):
-        t, density = _density_of_cosine(kernel, kappa, d, -0.2)
         line = {"color": fill, "dash": DASHES[kernel.name], "width": 3}
-        figure.add_scatter(x=t, y=density, name=f"{kernel.name}, κ = {kappa:.0f}", line=line)
-    figure.update_xaxes(title="cosine between a sample and its head").update_yaxes(title="density")
+        _add_cosines(figure, kernel, kappa, d, -0.2, name=f"{kernel.name}, κ = {kappa:.0f}", line=line)
     return figure.update_layout(title="With the same mean cosine the two kernels are nearly the same")
 
 
-def _density_of_cosine(kernel, kappa: float, d: int, start: float = -0.999) -> tuple[np.ndarray, np.ndarray]:
+def _add_cosines(figure: go.Figure, kernel, kappa: float, d: int, start: float = -0.999, **how: Any) -> None:
     t = torch.linspace(start, 0.999, 800, dtype=torch.float64)
     log_area = math.log(2) + (d - 1) / 2 * math.log(math.pi) - math.lgamma((d - 1) / 2)
-    log_p = kernel.log_density(t, torch.full_like(t, kappa), d)
-    return t.numpy(), (log_p + log_area + (d - 3) / 2 * torch.log1p(-t * t)).exp().numpy()
+    log_p = kernel.log_density(t, torch.full_like(t, kappa), d) + log_area + (d - 3) / 2 * torch.log1p(-t * t)
+    figure.add_scatter(x=t.numpy(), y=log_p.exp().numpy(), **how)
+    figure.update_xaxes(title="cosine between a sample and its head").update_yaxes(title="density")
 
 
 def ball_grid(n: int) -> np.ndarray:
