@@ -40,7 +40,7 @@ def shown(explorer) -> list[str]:
 
 def test_it_shows_heads_and_slate(explorer, world):
     heads = explorer.session.heads
-    assert [row.box.layout.display for row in explorer.rows] == [None] * 4 + ["none"] * 2
+    assert [row.layout.display for row in explorer.rows] == [None] * 4 + ["none"] * 2
     for r, row in enumerate(explorer.rows[:4]):
         assert heads.names[r].replace("&", "&amp;") in row.about.value and f"κ {heads.kappa[r]:.1f}" in row.about.value
         assert row.slider.value == pytest.approx(heads.pi[r]) and row.slider.style.handle_color == plots.colour(r)

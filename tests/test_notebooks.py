@@ -15,7 +15,7 @@ from bachlib import BachError
 from bachlib.experiment.notebooks import run
 from bachlib.experiment.settings import experiment_of, notebook_names, read_experiment
 from bachlib.experiment.sync import all_executed, same_cells
-from bachlib.show.pictures import pictures, summary, without_twin
+from bachlib.show.pictures import pictures, without_twin
 
 FORMULAS = {"01_sphere", "02_elbo", "03_data"}  # nothing is trained there
 PERFECT = {"effective interests", "R@50 one vector", "R@50 heads, maximum", "R@50 mixture"}  # nor for these of 00_tour
@@ -111,6 +111,28 @@ def test_the_shown_source_is_the_current_source(name):
             assert cell.outputs[0]["data"]["text/markdown"] == eval(ast.unparse(lines[-1]), names).data, "make sync"
             shown += 1
     assert shown >= 2
+
+
+def summary(figure: dict) -> dict:
+    """What a figure is made of: title, axes, kinds and names of its traces.
+
+    Numbers and the words after a head's number are results of a training, and are left out.
+    """
+    layout = figure["layout"]
+    axes = {name: _title(axis) for name, axis in layout.items() if re.fullmatch(r"[xyz]axis\d*", name)}
+    return {
+        "title": _title(layout), "axes": {name: title for name, title in axes.items() if title},
+        "traces": [[trace["type"], trace.get("mode", ""), _words(trace.get("name", ""))] for trace in figure["data"]],
+    }  # fmt: skip
+
+
+def _title(part: dict) -> str:
+    title = part.get("title") or {}
+    return _words(title if isinstance(title, str) else title.get("text") or "")
+
+
+def _words(text: str) -> str:
+    return re.sub(r"\d+(\.\d+)?", "#", text.split(" · ")[0])
 
 
 def test_the_readme_shows_these_figures():

@@ -21,10 +21,9 @@ MAP_PIXELS, LETTER, LINE = 520, 8, 20  # how large a map and its words are drawn
 def layout(
     items: Float[np.ndarray, "n d"], heads: Float[np.ndarray, "m d"], seed: int = 0
 ) -> tuple[Float[np.ndarray, "n 2"], Float[np.ndarray, "m 2"]]:
-    """Places of the items, and of heads among the items nearest to them.
+    """Places of the items, and of heads among the items nearest to them; computed once for the same input, then read.
 
     Neighbours are items only: a head stands where its items are, and does not draw other heads to it.
-    The same vectors, settings and seed are computed once; after that they are read.
     """
     items, heads = (np.ascontiguousarray(x, np.float32) for x in (items, heads))
     if items.ndim != 2 or len(items) < 5 or heads.ndim != 2 or heads.shape[1] != items.shape[1]:
@@ -56,8 +55,7 @@ def regions(
     for g in shown:
         own = _smooth(xy[kind == g], edges)
         score = own**2 / np.maximum(everything, 1e-12)  # density × share among all items there
-        wide = LETTER * len(names[g]) * pixel
-        covers = np.zeros_like(own, bool)
+        wide, covers = LETTER * len(names[g]) * pixel, np.zeros_like(own, bool)
         for left, bottom, width in taken:
             covers |= (np.abs(x - left) < (wide + width) / 2) & (np.abs(y - bottom) < LINE * pixel)
         free = np.where(covers | (score < 0.3 * score.max()), 0, score)

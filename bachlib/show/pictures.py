@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
-import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,10 +30,7 @@ def draw(figures: Sequence[dict[str, Any]], scale: float = 1.0) -> list[bytes]:
         import kaleido
 
         async with kaleido.Kaleido(mathjax=False) as browser:  # MathJax would come from the network
-            return [
-                await browser.calc_fig({key: figure[key] for key in ("data", "layout")}, _options(figure, scale))
-                for figure in figures
-            ]
+            return [await browser.calc_fig(*_drawing(figure, scale)) for figure in figures]
 
     try:
         with ThreadPoolExecutor(1) as thread:  # a notebook already has an event loop in this one
@@ -43,9 +39,10 @@ def draw(figures: Sequence[dict[str, Any]], scale: float = 1.0) -> list[bytes]:
         raise BachError(f"the figures cannot be drawn: {error}. It takes kaleido and Chrome (bach doctor)") from None
 
 
-def _options(figure: dict[str, Any], scale: float) -> dict[str, Any]:
+def _drawing(figure: dict[str, Any], scale: float) -> tuple[dict[str, Any], dict[str, Any]]:
     layout = figure["layout"].get("template", {}).get("layout", {}) | figure["layout"]
-    return {"format": "png", "scale": scale} | {key: layout[key] for key in ("width", "height") if layout.get(key)}
+    size = {key: layout[key] for key in ("width", "height") if layout.get(key)}
+    return {key: figure[key] for key in ("data", "layout")}, {"format": "png", "scale": scale} | size
 
 
 def small(png: bytes) -> bytes:
@@ -54,8 +51,7 @@ def small(png: bytes) -> bytes:
 
     full, made = Image.open(io.BytesIO(png)).convert("RGB"), io.BytesIO()
     # the default, median cut, gives a thin line the colour of something else
-    few = full.quantize(SHADES, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-    few.save(made, "PNG", optimize=True)
+    full.quantize(SHADES, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(made, "PNG", optimize=True)
     return made.getvalue()
 
 
@@ -93,8 +89,7 @@ def pictures(folder: Path) -> dict[str, dict[str, Any]]:
     for path in sorted(folder.glob("*.ipynb")):
         for cell in nbformat.read(path, as_version=4).cells:
             for tag in (tag for tag in cell.metadata.get("tags", []) if tag.startswith(TAG)):
-                drawn = _figures(cell)
-                if len(drawn) != 1:
+                if len(drawn := _figures(cell)) != 1:
                     raise BachError(f"{path.name}: a cell tagged {tag} should show one figure, not {len(drawn)}")
                 found[tag.removeprefix(TAG)] = drawn[0][PLOTLY]
     return found
@@ -108,25 +103,3 @@ def write(folder: Path) -> list[Path]:
     for path, png in zip(made, draw(list(found.values()), scale=1.5), strict=True):
         path.write_bytes(png)
     return made
-
-
-def summary(figure: dict[str, Any]) -> dict[str, Any]:
-    """What a figure is made of: title, axes, kinds and names of its traces.
-
-    Numbers and the words after a head's number are results of a training, and are left out.
-    """
-    layout = figure["layout"]
-    axes = {name: _title(axis) for name, axis in layout.items() if re.fullmatch(r"[xyz]axis\d*", name)}
-    return {
-        "title": _title(layout), "axes": {name: title for name, title in axes.items() if title},
-        "traces": [[trace["type"], trace.get("mode", ""), _words(trace.get("name", ""))] for trace in figure["data"]],
-    }  # fmt: skip
-
-
-def _title(part: dict[str, Any]) -> str:
-    title = part.get("title") or {}
-    return _words(title if isinstance(title, str) else title.get("text") or "")
-
-
-def _words(text: str) -> str:
-    return re.sub(r"\d+(\.\d+)?", "#", text.split(" · ")[0])

@@ -41,7 +41,7 @@ class Explorer(w.VBox):
         self.figure.update_layout(title={"font": {"size": 14}, "pad": {"b": 8}}, yaxis_tickfont_size=12)
         self.figure.update_xaxes(title_font_size=12, tickfont_size=12)
         who = [self.method, self.search, self.no_user, self.users, self.typed, self.no_item, self.found]
-        heads = [*(row.box for row in self.rows), self.others, self.back, self.status]
+        heads = [*self.rows, self.others, self.back, self.status]
         slate = [self.figure, self.asked, self.because]
         widths = {"292px": [*who, self.history, self.clear], "392px": heads, "400px": slate}
         columns = [w.VBox(children, layout=FIXED | {"width": width}) for width, children in widths.items()]
@@ -68,10 +68,8 @@ class Explorer(w.VBox):
         return f"Explorer({', '.join(self.session.retrievers)}; {told})"
 
     def _make_controls(self) -> None:
-        wide = {"width": "286px"}
-        self.theme = Theme()
-        methods, narrow = list(self.session.retrievers), {"button_width": "auto"}
-        self.method = w.ToggleButtons(options=methods, style=narrow, layout=FIXED)
+        self.theme, wide, methods = Theme(), {"width": "286px"}, list(self.session.retrievers)
+        self.method = w.ToggleButtons(options=methods, style={"button_width": "auto"}, layout=FIXED)
         self.search = Search(placeholder="number, genre or title", description="find user", layout=wide)
         self.users = w.Select(rows=8, layout=wide)
         self.typed = Search(placeholder="title; Enter adds it", description="add item", layout=wide)
@@ -80,7 +78,7 @@ class Explorer(w.VBox):
         scrolls = wide | {"max_height": "160px", "overflow": "auto"}
         self.history = w.TagsInput(allow_duplicates=False, layout=scrolls, placeholder="history")
         self.clear = w.Button(description="clear history", icon="trash")
-        self.rows = [Row.make(lambda _change: self._still or self._steer()) for _ in range(self.most_heads)]
+        self.rows = [Row(lambda _change: self._still or self._steer()) for _ in range(self.most_heads)]
         self.back = w.Button(description="back to π_u", icon="undo")
         self.asked = w.Dropdown(description="why this?", layout={"width": "396px"}, style={"description_width": "64px"})
         for control, do in (
@@ -165,7 +163,7 @@ class Explorer(w.VBox):
             known = number.isdecimal() and int(number) < self.session.dataset.n_items and self._tag(int(number)) == tag
             found = [int(number)] if known else self.session.find_items(tag, 1)
             numbers += [i for i in found if i not in numbers]
-            unknown += [tag] if not found else []
+            unknown += [] if found else [tag]
         self._take(numbers)
         if unknown:
             self.status.value = f"<b>no item fits “{escape(unknown[0])}”</b>"
@@ -181,10 +179,10 @@ class Explorer(w.VBox):
         except BachError as error:
             self.status.value = f"<b>{escape(str(error))}</b>"
             return
-        self.shown = heads.largest(self.most_heads)
+        self.shown = np.sort(np.argsort(-heads.pi, kind="stable")[: self.most_heads])  # the largest, in their own order
         with self._quiet():
             for row, r in zip_longest(self.rows, self.shown):
-                row.box.layout.display = "none" if r is None else None
+                row.layout.display = "none" if r is None else None
                 if r is not None:
                     row.show(int(r), heads)
         self._steer()
@@ -257,9 +255,8 @@ class Explorer(w.VBox):
             up = was.get(item, n) - n
             moved = "new" if item not in was else f"↑{up}" if up > 0 else f"↓{-up}" if up < 0 else ""
             marks.append(f"{'★ ' * (item in self.session.later)}{moved}".strip())
-        names = [self.session.heads.names[r] for r in self.shown]
+        names, titles = [self.session.heads.names[r] for r in self.shown], [self.session.title(i) for i in items]
         relative = np.exp(slate.scores[0] - slate.scores[0, 0])
-        titles = [self.session.title(i) for i in items]
         return slate_by_head(slate.head_share[0][:, self.shown], relative, titles, names, self.shown, marks, longest=26)
 
     def _why(self) -> None:

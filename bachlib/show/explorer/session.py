@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from bachlib import BachError
 from bachlib.data import Dataset
@@ -36,10 +36,6 @@ class Heads(NamedTuple):
     kappa: Float[np.ndarray, " k"]
     vectors: Float[np.ndarray, "k d"]
 
-    def largest(self, m: int) -> Int[np.ndarray, " m"]:
-        """The m heads with the largest π, in their own order."""
-        return np.sort(np.argsort(-self.pi, kind="stable")[:m])
-
 
 class Session:
     """`choose` a method, `be` a user or `read` a history; then `heads`, `slate` and `why` are about that."""
@@ -47,8 +43,7 @@ class Session:
     def __init__(self, models: Models, dataset: Dataset, K: int = 15):
         if not models:
             raise BachError("give at least one model: {'p-bach': run, …}")
-        self.dataset, self.K = dataset, K
-        self.retrievers = {}
+        self.dataset, self.K, self.retrievers = dataset, K, {}
         for name, model in models.items():
             one = self.retrievers[name] = model if isinstance(model, Retriever) else Retriever(model, "exact")
             if one.rule == "max over heads":
@@ -60,17 +55,13 @@ class Session:
         self._searched = pd.Series(dataset.titles).str.lower()
         self._liked = dataset.matrix("train")
         self._count = np.asarray(self._liked.sum(0)).ravel()
-        self.method = next(iter(self.retrievers))
+        self.choose(next(iter(self.retrievers)))
         self.be(0)
-
-    @property
-    def retriever(self) -> Retriever:
-        return self.retrievers[self.method]
 
     def choose(self, method: str) -> None:
         if method not in self.retrievers:
             raise BachError(f"there is no method {method!r}; there are {', '.join(self.retrievers)}")
-        self.method, self._heads = method, None
+        self.method, self.retriever, self._heads = method, self.retrievers[method], None
 
     def be(self, user: int) -> None:
         """A user of the data set, before the held-out items; everything they had is left out of slates."""
@@ -172,8 +163,7 @@ class Session:
             terms = np.log(pi) + sigma
         score = float(np.logaddexp.reduce(terms))
         table = {"head": heads.names, "π": pi, "κ": heads.kappa, "cosine": cosine, "share": np.exp(terms - score)}
-        near = np.unique(self.history)
-        likeness = vectors[near] @ vectors[item]
+        likeness = vectors[near := np.unique(self.history)] @ vectors[item]
         first = np.argsort(-likeness)[:3]
         like = list(zip(near[first].tolist(), likeness[first].tolist(), strict=True))
         return Why(item, score, pd.DataFrame(table), like)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from html import escape
-from typing import NamedTuple
 
 import anywidget
 import ipywidgets as w
@@ -71,24 +70,18 @@ class Search(anywidget.AnyWidget):
     entered = traitlets.Int(0).tag(sync=True)
 
 
-class Row(NamedTuple):
+class Row(w.HBox):
     """The controls of one head: its name, a slider, the share of π that it has now, and a box to forbid it."""
 
-    about: w.HTML
-    slider: w.FloatSlider
-    share: w.HTML
-    forbid: w.Checkbox
-    box: w.HBox
-
-    @classmethod
-    def make(cls, changed: Callable[[dict], None]) -> Row:
-        about, share = (w.HTML(layout={"width": width, "margin": "0"}) for width in ("150px", "36px"))
-        slider = w.FloatSlider(min=0, max=1, step=0.001, readout=False, layout={"width": "138px", "margin": "0"})
-        forbid = w.Checkbox(False, description="forbid", indent=False, layout={"width": "64px", "margin": "0 0 0 4px"})
-        for control in (slider, forbid):
+    def __init__(self, changed: Callable[[dict], None]):
+        self.about, self.share = (w.HTML(layout={"width": width, "margin": "0"}) for width in ("150px", "36px"))
+        small, beside = {"width": "138px", "margin": "0"}, {"width": "64px", "margin": "0 0 0 4px"}
+        self.slider = w.FloatSlider(min=0, max=1, step=0.001, readout=False, layout=small)
+        self.forbid = w.Checkbox(False, description="forbid", indent=False, layout=beside)
+        for control in (self.slider, self.forbid):
             control.observe(changed, names="value")
-        box = w.HBox([about, slider, share, forbid], layout=FIXED | {"align_items": "center", "height": "36px"})
-        return cls(about, slider, share, forbid, box)
+        middle = FIXED | {"align_items": "center", "height": "36px"}
+        super().__init__([self.about, self.slider, self.share, self.forbid], layout=middle)
 
     def show(self, r: int, heads: Heads) -> None:
         """This row is about head r now."""

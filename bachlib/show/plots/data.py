@@ -8,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from bachlib.params import N_TEST, N_VALID
-from bachlib.show.plots.style import COLOURS, INK, colour, label
+from bachlib.show.plots.style import ABOVE, COLOURS, INK, colour, label
 
 
 def funnel(steps: list[dict[str, Any]]) -> go.Figure:
@@ -29,8 +29,7 @@ def funnel(steps: list[dict[str, Any]]) -> go.Figure:
 
 def long_tail(n_users: np.ndarray) -> go.Figure:
     """Popularity of items by rank, both axes logarithmic, with the share of the most popular tenth."""
-    counts = np.sort(np.asarray(n_users))[::-1]
-    head = max(1, len(counts) // 10)
+    counts, head = np.sort(np.asarray(n_users))[::-1], max(1, len(n_users) // 10)
     rank = np.unique(np.geomspace(1, len(counts), 400).astype(int))
     figure = go.Figure(go.Scatter(x=rank, y=counts[rank - 1], mode="lines", line_color=COLOURS[0], line_width=3))
     figure.add_vrect(x0=1, x1=head, fillcolor=COLOURS[1], opacity=0.15, line_width=0)
@@ -71,7 +70,7 @@ def timeline(u: int, sequence: np.ndarray, titles: np.ndarray, labels: np.ndarra
     valid, test = (border - N_VALID, "valid ", COLOURS[1], "right"), (border + N_TEST, " test", COLOURS[5], "left")
     for x, name, fill, side in (valid, test):
         figure.add_vrect(x0=x, x1=border, fillcolor=fill, opacity=0.18, line_width=0)
-        figure.add_annotation(x=border, y=1, yref="paper", yanchor="bottom", xanchor=side, text=name, showarrow=False)
+        figure.add_annotation(x=border, xanchor=side, text=name, **ABOVE)
     figure.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=[names[r] for r in used])
     title = f"User {u}: {len(sequence)} liked items in {len(used)} kinds; the next item stays with its kind"
     return figure.update_layout(
@@ -85,18 +84,15 @@ def windows(length: int, n_hist: int, n_next: int) -> go.Figure:
     prefix = length - N_VALID - N_TEST
     n_hist = min(n_hist, prefix - n_next)  # a short sequence gives one window, padded on the left
     last = prefix - n_hist - n_next
-    figure = go.Figure()
-    starts = np.array(sorted({0, min(1, last), last}))
+    figure, starts = go.Figure(), np.array(sorted({0, min(1, last), last}))
     for name, base, n, fill, opacity in (
         (f"history, {n_hist}", starts, n_hist, COLOURS[0], 1),
         (f"one of the next {n_next} is the target", starts + n_hist, n_next, COLOURS[2], 1),
         ("validation", np.full(len(starts), prefix), N_VALID, COLOURS[1], 0.5),
         ("test", np.full(len(starts), prefix + N_VALID), N_TEST, COLOURS[5], 0.5),
     ):
-        figure.add_bar(
-            y=[f"window {start + 1}" for start in starts], base=base, x=[n] * len(starts), orientation="h", name=name,
-            marker_color=fill, opacity=opacity,
-        )  # fmt: skip
+        y, how = [f"window {start + 1}" for start in starts], {"marker_color": fill, "opacity": opacity}
+        figure.add_bar(y=y, base=base, x=[n] * len(starts), orientation="h", name=name, **how)
     return figure.update_layout(
         title=f"{length} liked items give {last + 1} training windows; none touches the held-out 20",
         xaxis_title="place in the sequence", yaxis_autorange="reversed", barmode="overlay",

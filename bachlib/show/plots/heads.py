@@ -8,37 +8,29 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
-from bachlib.show.plots.style import COLOURS, GREY, INK, LIGHT, PALE, PAPER, colour, label, tag, wrapped
+from bachlib.show.plots.style import ABOVE, COLOURS, GREY, INK, LIGHT, PALE, PAPER, colour, label, tag, wrapped
 
 PALE_TO_ORANGE = [[0, PALE], [0.5, PAPER], [1, COLOURS[5]]]  # less of a genre is the rule: it should not shout
-ABOVE = {"y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False}  # a word above the figure
 STACKED = {"barmode": "stack", "legend": {"font": {"size": 12}, "traceorder": "normal"}}
+Names, Numbers = Sequence[str], Sequence[int] | None  # numbers: which heads these are, where not all are shown
 
 
-def numbered(names: Sequence[str], numbers: Sequence[int] | None) -> list[tuple[int, str]]:
-    """Heads with their names; `numbers` says which heads these are, where not all are shown."""
+def numbered(names: Names, numbers: Numbers) -> list[tuple[int, str]]:
+    """Heads with their names."""
     return list(zip(range(len(names)) if numbers is None else numbers, names, strict=True))
 
 
 def map_of_items(
-    items: Float[np.ndarray, "n 2"],
-    item_head: Int[np.ndarray, " n"],
-    hover: Sequence[str],
-    heads: Float[np.ndarray, "k 2"],
-    names: Sequence[str],
-    weight: Float[np.ndarray, " k"] | None,
-    top: Sequence[Sequence[int]] = (),
-    regions: dict[str, Float[np.ndarray, " 2"]] | None = None,
-    history: Sequence[int] = (),
-    title: str | None = None,
-    numbers: Sequence[int] | None = None,
-    most: int = 2000,
-) -> go.Figure:
+    items: Float[np.ndarray, "n 2"], item_head: Int[np.ndarray, " n"], hover: Names, heads: Float[np.ndarray, "k 2"],
+    names: Names, weight: Float[np.ndarray, " k"] | None, top: Sequence[Sequence[int]] = (),
+    regions: dict[str, Float[np.ndarray, " 2"]] | None = None, history: Sequence[int] = (), title: str | None = None,
+    numbers: Numbers = None, most: int = 2000,
+) -> go.Figure:  # fmt: skip
     """Items in the colour of the head that explains them best, heads as stars sized by π and joined to their items.
 
     `hover`: a text per item; `weight`: π, None where heads have none; `top`: places of each head's first items;
-    `regions`: words on the map; `history`: items to mark with a ring; `numbers`: which heads these are, where not
-    all are shown. Of more than `most` items some are drawn, at random, and all that are in `top` or `history`.
+    `regions`: words on the map; `history`: items to mark with a ring. Of more than `most` items some are drawn, at
+    random, and all that are in `top` or `history`.
     """
     figure, named = go.Figure(), numbered(names, numbers)
     items = np.asarray(items, np.float32)  # half the bytes in a notebook
@@ -76,18 +68,14 @@ def map_of_items(
         font, text = {"size": 13, "color": INK}, f"<b>{label(word)}</b>"
         figure.add_annotation(x=x, y=y, text=text, showarrow=False, yanchor="bottom", font=font)
     figure.update_xaxes(visible=False).update_yaxes(visible=False, scaleanchor="x", scaleratio=1)
-    if title is None:
-        title = f"Where the {len(names)} heads stand"
-        if weight is not None:
-            n = int(np.argmax(weight))
-            title += f"; the largest, {tag(*named[n])}, has {weight[n]:.0%} of π"
+    said = f"Where the {len(names)} heads stand"
+    if weight is not None:
+        said += f"; the largest, {tag(*named[np.argmax(weight)])}, has {np.max(weight):.0%} of π"
     legend = {"itemsizing": "constant", "font_size": 12, "title_text": "heads" + ", sized by π" * (weight is not None)}
-    return figure.update_layout(title=title, height=620, margin={"l": 10, "r": 10, "b": 10}, legend=legend)
+    return figure.update_layout(title=title or said, height=620, margin={"l": 10, "r": 10, "b": 10}, legend=legend)
 
 
-def head_lift(
-    lift: Float[np.ndarray, "k g"], names: Sequence[str], genres: Sequence[str], numbers: Sequence[int] | None = None
-) -> go.Figure:
+def head_lift(lift: Float[np.ndarray, "k g"], names: Names, genres: Names, numbers: Numbers = None) -> go.Figure:
     """Head × genre: how many times as often a genre is among a head's items as among all likes; by doublings."""
     named, ticks = numbered(names, numbers), [-3, -2, -1, 0, 1, 2, 3]
     figure = go.Figure().add_heatmap(
@@ -104,13 +92,9 @@ def head_lift(
 
 
 def kappa_and_tightness(
-    kappa: Float[np.ndarray, " m"],
-    tightness: Float[np.ndarray, " m"],
-    head: Int[np.ndarray, " m"],
-    names: Sequence[str],
-    correlation: float,
-    numbers: Sequence[int] | None = None,
-) -> go.Figure:
+    kappa: Float[np.ndarray, " m"], tightness: Float[np.ndarray, " m"], head: Int[np.ndarray, " m"], names: Names,
+    correlation: float, numbers: Numbers = None,
+) -> go.Figure:  # fmt: skip
     """The learnt κ of heads against the mean cosine of the items they explain; a dot per user and head."""
     figure, hover = go.Figure(), "mean cosine %{x:.2f}<br>κ %{y:.1f}<extra></extra>"
     for n, (r, name) in enumerate(numbered(names, numbers)):
@@ -124,16 +108,11 @@ def kappa_and_tightness(
 
 
 def recovered_interests(
-    overlap: Float[np.ndarray, "k m"],
-    names: Sequence[str],
-    truth: Sequence[str],
-    share: Float[np.ndarray, " m"],
+    overlap: Float[np.ndarray, "k m"], names: Names, truth: Names, share: Float[np.ndarray, " m"],
     what: str = "planted interests",
-) -> go.Figure:
-    """True interests against heads: which share of an interest's items a head is responsible for.
-
-    overlap (k, m): columns sum to one over heads; `share`: how much of all likes an interest has.
-    """
+) -> go.Figure:  # fmt: skip
+    """True interests against heads: which share of an interest's items a head is responsible for (columns sum to one);
+    `share`: how much of all likes an interest has."""
     order = np.lexsort((-overlap.max(0), overlap.argmax(0)))
     used = [r for r in range(len(names)) if overlap[r].max() > 0.05]
     z = overlap[np.ix_(used, order)]
@@ -150,7 +129,7 @@ def recovered_interests(
 
 
 def by_head(
-    share: Float[np.ndarray, "n c"], names: Sequence[str], numbers: Sequence[int] | None = None
+    share: Float[np.ndarray, "n c"], names: Names, numbers: Numbers = None
 ) -> list[tuple[Float[np.ndarray, " n"], str, str]]:
     """Shares of heads with their colours and tags; what is missing to one is a grey part of the other heads."""
     parts = [(share[:, n], colour(r), tag(r, name)) for n, (r, name) in enumerate(numbered(names, numbers))]
@@ -158,15 +137,14 @@ def by_head(
     return [*parts, (rest, GREY, "other heads")] if rest.max(initial=0) > 1e-5 else parts
 
 
-def pi_ternary(pi: Float[np.ndarray, "U 3"], names: Sequence[str], hover: Sequence[str]) -> go.Figure:
+def pi_ternary(pi: Float[np.ndarray, "U 3"], names: Names, hover: Names) -> go.Figure:
     """Users with three heads as points of a triangle, coloured by the head that has most of them."""
     figure, first = go.Figure(), pi.argmax(1)
     for r, name in enumerate(names):
         at = first == r
         figure.add_scatterternary(
             a=pi[at, 0], b=pi[at, 1], c=pi[at, 2], mode="markers", name=f"mostly {label(name)}",
-            marker={"size": 6, "opacity": 0.6, "color": colour(r)},
-            text=[hover[u] for u in np.flatnonzero(at)],
+            marker={"size": 6, "opacity": 0.6, "color": colour(r)}, text=[hover[u] for u in np.flatnonzero(at)],
             hovertemplate="%{text}<br>%{a:.2f} · %{b:.2f} · %{c:.2f}<extra></extra>",
         )  # fmt: skip
     inside = float((pi.max(1) < 0.8).mean())
@@ -180,16 +158,9 @@ def pi_ternary(pi: Float[np.ndarray, "U 3"], names: Sequence[str], hover: Sequen
 
 
 def pi_admixture(
-    pi: Float[np.ndarray, "U c"],
-    cluster: Int[np.ndarray, " U"],
-    names: Sequence[str],
-    numbers: Sequence[int] | None = None,
-    title: str | None = None,
+    pi: Float[np.ndarray, "U c"], cluster: Int[np.ndarray, " U"], names: Names, numbers: Numbers = None, title: str = ""
 ) -> go.Figure:
-    """Each user a thin column of their π_u, users of a cluster side by side: the picture of an admixture.
-
-    With more than 300 users every n-th of each cluster is drawn. `numbers`: as in `slate_by_head`.
-    """
+    """Each user (of more than 300 every n-th) a thin column of their π_u, a cluster side by side: an admixture."""
     order = np.lexsort((-pi[np.arange(len(pi)), pi.argmax(1)], pi.argmax(1), cluster))
     order = order[np.linspace(0, len(order) - 1, min(300, len(order))).astype(int)]
     figure, x = go.Figure(), np.arange(len(order))
@@ -210,18 +181,13 @@ def pi_admixture(
 
 
 def history_strip(
-    gamma: Float[np.ndarray, "n c"],
-    titles: Sequence[str],
-    names: Sequence[str],
-    held_out: int = 0,
-    numbers: Sequence[int] | None = None,
-    title: str | None = None,
-) -> go.Figure:
+    gamma: Float[np.ndarray, "n c"], titles: Names, names: Names, held_out: int = 0, numbers: Numbers = None,
+    title: str = "",
+) -> go.Figure:  # fmt: skip
     """A user's items in the order of time, each a column split by γ: which head explains it. The last are held out."""
     figure, x = go.Figure(), np.arange(len(gamma))
-    for part, fill, name in by_head(gamma, names, numbers):
-        if part.max() < 0.01:
-            continue  # a head that explains nothing here
+    shown = [head for head in by_head(gamma, names, numbers) if head[0].max() >= 0.01]  # those that explain something
+    for part, fill, name in shown:
         figure.add_bar(
             x=x, y=part, name=name, marker={"color": fill, "line_width": 0}, text=[label(t) for t in titles],
             textposition="none", hovertemplate=f"%{{text}}<br>γ of {name} %{{y:.0%}}<extra></extra>",
@@ -239,23 +205,13 @@ def history_strip(
 
 
 def slate_by_head(
-    share: Float[np.ndarray, "K k"],
-    relative: Float[np.ndarray, " K"],
-    titles: Sequence[str],
-    names: Sequence[str],
-    numbers: Sequence[int] | None = None,
-    marks: Sequence[str] | None = None,
-    title: str | None = None,
-    longest: int = 34,
-) -> go.Figure:
+    share: Float[np.ndarray, "K k"], relative: Float[np.ndarray, " K"], titles: Names, names: Names,
+    numbers: Numbers = None, marks: Names | None = None, title: str = "", longest: int = 34,
+) -> go.Figure:  # fmt: skip
     """A slate as stacked bars: an item's bar is as long as its score, m(i | u) over that of the first item, and split
-    by the share of each head.
-
-    `numbers`: which heads these are, where not all are shown; the others are one grey part. `marks`: a word behind
-    each title. Every head has a trace, also one that brings nothing, so that a widget can refill them.
-    """
-    figure, y = go.Figure(), list(range(1, len(share) + 1))
-    parts = by_head(share, names, numbers)
+    by the share of each head. `marks`: a word behind each title. Every head has a trace, also one that brings nothing,
+    so that a widget can refill them."""
+    figure, y, parts = go.Figure(), list(range(1, len(share) + 1)), by_head(share, names, numbers)
     for part, fill, name in parts:
         figure.add_bar(
             y=y, x=part * relative, orientation="h", name=name, marker={"color": fill, "line_width": 0},
@@ -273,7 +229,7 @@ def slate_by_head(
     return figure.update_layout(title=title, bargap=0.2, height=height, margin_l=255, **STACKED)
 
 
-def slate_title(share: Float[np.ndarray, "K c"], numbers: Sequence[int] | None = None) -> str:
+def slate_title(share: Float[np.ndarray, "K c"], numbers: Numbers) -> str:
     """Who brings the slate, in words; a column beyond `numbers` is the other heads."""
     brought = np.bincount(share.argmax(1), minlength=share.shape[1])
     several, most = int((brought > 0).sum()), int(brought.argmax())
@@ -284,7 +240,7 @@ def slate_title(share: Float[np.ndarray, "K c"], numbers: Sequence[int] | None =
     return f"{several} heads bring these {len(share)} items; {who} bring{s} {brought[most]}"
 
 
-def pi_before_after(before: Float[np.ndarray, " k"], after: Float[np.ndarray, " k"], names: Sequence[str]) -> go.Figure:
+def pi_before_after(before: Float[np.ndarray, " k"], after: Float[np.ndarray, " k"], names: Names) -> go.Figure:
     """π_u as pale bars and what it was steered to as full ones, a colour per head."""
     figure, colours = go.Figure(), [colour(r) for r in range(len(names))]
     pale = {"color": LIGHT, "line": {"color": GREY, "width": 1}}

@@ -9,7 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
-from bachlib.show.plots.style import BELOW, COLOURS, GREY, INK, colour, label, side_by_side
+from bachlib.show.plots.style import ABOVE, BELOW, COLOURS, GREY, INK, colour, label, side_by_side
 
 
 def recall_and_cost(table: pd.DataFrame, exact_ms: float) -> go.Figure:
@@ -17,9 +17,8 @@ def recall_and_cost(table: pd.DataFrame, exact_ms: float) -> go.Figure:
     text = "No list is long enough to find 99% of the slate"
     for row in table[table["recall"] >= 0.99].head(1).itertuples():
         text = f"M = {row.M:.0f} finds {row.recall:.1%} of the slate; proving it takes longer lists"
-    figure = side_by_side(
-        ["share of …", "time of a request"], text, "entries per list, M", shared_yaxes=False, horizontal_spacing=0.16
-    )
+    columns, how = ["share of …", "time of a request"], {"shared_yaxes": False, "horizontal_spacing": 0.16}
+    figure = side_by_side(columns, text, "entries per list, M", **how)
     lines = {"recall": "the exact slate found", "proved": "slates the bound covers", "ms": "two-step"}
     for n, (column, name) in enumerate(lines.items()):
         line, at = {"color": COLOURS[n], "width": 2.5}, {"row": 1, "col": 2 if column == "ms" else 1}
@@ -43,10 +42,8 @@ def adversary(
         marker = {"color": COLOURS[n], "size": 6}
         figure.add_scatter(x=cosine[which], y=score[which], mode="markers", name=name, marker=marker)
     figure.add_vline(x=ends, line={"color": INK, "dash": "dash"})
-    figure.add_annotation(
-        x=ends, y=1, yref="paper", text="the lists hold what is right of this", showarrow=False, xanchor="right",
-        yanchor="bottom", xshift=-4,
-    )  # fmt: skip
+    text, left = "the lists hold what is right of this", {"xanchor": "right", "xshift": -4}
+    figure.add_annotation(x=ends, text=text, **left, **ABOVE)
     figure.update_xaxes(title="cosine to the nearest head").update_yaxes(title="log m(i | u), up to a constant")
     lost = int((cosine[hidden] < ends).sum())
     text = f"{lost} of the {int(hidden.sum())} best items are in no list: between all heads, nearest to none"
@@ -67,10 +64,8 @@ def pareto(table: pd.DataFrame, metric: str) -> go.Figure:
     """Accuracy against the time of a request; the line joins what nothing else beats. Columns: name, ms, value."""
     rows = table.sort_values("ms")
     front = rows[rows["value"] >= rows["value"].cummax()]
-    figure = go.Figure().add_scatter(
-        x=front["ms"], y=front["value"], mode="lines", line={"color": GREY, "shape": "hv", "dash": "dot"},
-        showlegend=False, hoverinfo="skip",
-    )  # fmt: skip
+    line, silent = {"color": GREY, "shape": "hv", "dash": "dot"}, {"showlegend": False, "hoverinfo": "skip"}
+    figure = go.Figure().add_scatter(x=front["ms"], y=front["value"], mode="lines", line=line, **silent)
     for n, row in enumerate(table.itertuples()):
         marker = {"size": 13, "color": colour(n)}
         figure.add_scatter(x=[row.ms], y=[row.value], mode="markers", marker=marker, name=row.name)
@@ -82,25 +77,20 @@ def pareto(table: pd.DataFrame, metric: str) -> go.Figure:
 
 
 def slate_slopes(
-    before: Int[np.ndarray, " K"],
-    after: Int[np.ndarray, " K"],
-    heads: tuple[dict[int, int], dict[int, int]],
-    titles: Mapping[int, str] | pd.Series,
-    what: str,
-) -> go.Figure:
+    before: Int[np.ndarray, " K"], after: Int[np.ndarray, " K"], heads: tuple[dict[int, int], dict[int, int]],
+    titles: Mapping[int, str] | pd.Series, what: str,
+) -> go.Figure:  # fmt: skip
     """Two slates side by side, joined where an item is in both; a dot has the colour of the head that brought the item.
 
     `heads`: item → head, before and after. Heads count from 0, as in `Steering`.
     """
-    figure = go.Figure()
-    ranks = [{int(item): n + 1 for n, item in enumerate(slate)} for slate in (before, after)]
+    figure, ranks = go.Figure(), [{int(item): n + 1 for n, item in enumerate(slate)} for slate in (before, after)]
     for r in sorted({*heads[0].values(), *heads[1].values()}):  # the legend: a line per head, whatever the slates hold
         marker = {"size": 8, "color": colour(r)}
         figure.add_scatter(x=[None], y=[None], mode="markers", name=f"head {r}", marker=marker)
     for item in dict.fromkeys([*ranks[0], *ranks[1]]):
-        x = [side for side in (0, 1) if item in ranks[side]]
+        x, title = [side for side in (0, 1) if item in ranks[side]], label(titles[item], 17)
         y, colours = [ranks[side][item] for side in x], [colour(heads[side][item]) for side in x]
-        title = label(titles[item], 17)
         figure.add_scatter(
             x=x, y=y, mode="lines+markers+text", showlegend=False, textfont={"size": 11},
             text=[f"{title}  {y[0]}" if side == 0 else f"{y[-1]}  {title}" for side in x],
@@ -123,10 +113,8 @@ def pi_slopes(
     """π_u before and after steering, a line per head."""
     figure = go.Figure()
     for r, name in enumerate(names):
-        figure.add_scatter(
-            x=[0, 1], y=[before[r], after[r]], mode="lines+markers", name=name, line={"color": colour(r), "width": 2.5},
-            marker={"size": 9}, hovertemplate="%{y:.1%}",
-        )  # fmt: skip
+        how = {"line": {"color": colour(r), "width": 2.5}, "marker": {"size": 9}, "hovertemplate": "%{y:.1%}"}
+        figure.add_scatter(x=[0, 1], y=[before[r], after[r]], mode="lines+markers", name=name, **how)
     figure.update_xaxes(tickvals=[0, 1], ticktext=["before", "after"], range=[-0.2, 1.2])
     figure.update_yaxes(title="share of the head", tickformat=".0%", rangemode="tozero")
     return figure.update_layout(title=f"{what} moves {np.abs(after - before).sum() / 2:.0%} of π<sub>u</sub>")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -54,10 +55,8 @@ def cosine_of_samples(kernels: dict, d: int, kappas: list[float]) -> go.Figure:
     figure = go.Figure()
     for n, kappa in enumerate(kappas):
         for name, kernel in kernels.items():
-            t, density = _density_of_cosine(kernel, kappa, d)
             line = {"color": colour(n) if kappa else GREY, "dash": DASHES[name]}
-            figure.add_scatter(x=t, y=density, name=f"κ = {kappa:g}, {name}", line=line)
-    figure.update_xaxes(title="cosine between a sample and its head").update_yaxes(title="density")
+            _add_cosines(figure, kernel, kappa, d, name=f"κ = {kappa:g}, {name}", line=line)
     return figure.update_layout(title=f"In {d} dimensions a density with κ = {kappas[1]:g} is close to uniform")
 
 
@@ -65,18 +64,17 @@ def kernels_matched(ps, kappa_ps: float, vmf, kappa_vmf: float, d: int) -> go.Fi
     """The density of the cosine under both kernels, with κ chosen for the same mean."""
     figure = go.Figure()
     for kernel, kappa, fill in ((ps, kappa_ps, COLOURS[0]), (vmf, kappa_vmf, COLOURS[5])):
-        t, density = _density_of_cosine(kernel, kappa, d, -0.2)
         line = {"color": fill, "dash": DASHES[kernel.name], "width": 3}
-        figure.add_scatter(x=t, y=density, name=f"{kernel.name}, κ = {kappa:.0f}", line=line)
-    figure.update_xaxes(title="cosine between a sample and its head").update_yaxes(title="density")
+        _add_cosines(figure, kernel, kappa, d, -0.2, name=f"{kernel.name}, κ = {kappa:.0f}", line=line)
     return figure.update_layout(title="With the same mean cosine the two kernels are nearly the same")
 
 
-def _density_of_cosine(kernel, kappa: float, d: int, start: float = -0.999) -> tuple[np.ndarray, np.ndarray]:
+def _add_cosines(figure: go.Figure, kernel, kappa: float, d: int, start: float = -0.999, **how: Any) -> None:
     t = torch.linspace(start, 0.999, 800, dtype=torch.float64)
     log_area = math.log(2) + (d - 1) / 2 * math.log(math.pi) - math.lgamma((d - 1) / 2)
-    log_p = kernel.log_density(t, torch.full_like(t, kappa), d)
-    return t.numpy(), (log_p + log_area + (d - 3) / 2 * torch.log1p(-t * t)).exp().numpy()
+    log_p = kernel.log_density(t, torch.full_like(t, kappa), d) + log_area + (d - 3) / 2 * torch.log1p(-t * t)
+    figure.add_scatter(x=t.numpy(), y=log_p.exp().numpy(), **how)
+    figure.update_xaxes(title="cosine between a sample and its head").update_yaxes(title="density")
 
 
 def ball_grid(n: int) -> np.ndarray:
@@ -86,14 +84,9 @@ def ball_grid(n: int) -> np.ndarray:
 
 
 def mixture_on_sphere(
-    heads: torch.Tensor,
-    pi: list[float],
-    kappas: list[float],
-    kernel,
-    seed: int = 0,
-    positive: torch.Tensor | None = None,
-    negatives: torch.Tensor | None = None,
-) -> go.Figure:
+    heads: torch.Tensor, pi: list[float], kappas: list[float], kernel, seed: int = 0,
+    positive: torch.Tensor | None = None, negatives: torch.Tensor | None = None,
+) -> go.Figure:  # fmt: skip
     """Three-dimensional heads with their mixture density Σ_r π_r σ_r as colour and samples as dots.
 
     With a positive (3,) and negatives (R, 3): what a training step sees instead of samples, and in the title γ, which
@@ -156,9 +149,8 @@ def sphere(
         figure.add_scatter3d(x=[x], y=[y], z=[z], mode="text", text=[f"{names[r]} {pi[r]:.0%}"], showlegend=False)
     x, y, z = 1.12 * one
     figure.add_scatter3d(
-        x=[0, x], y=[0, y], z=[0, z], mode="lines+markers+text", text=["", "one vector"],
-        textposition="top center", showlegend=False,
-        line={"color": INK, "width": 6}, marker={"size": [0, 12], "color": INK, "symbol": "diamond"},
+        x=[0, x], y=[0, y], z=[0, z], mode="lines+markers+text", text=["", "one vector"], textposition="top center",
+        showlegend=False, line={"color": INK, "width": 6}, marker={"size": [0, 12], "color": INK, "symbol": "diamond"},
     )  # fmt: skip
     eye = 1.45 * (one + np.array([0.0, 0.0, 0.25]))
     return figure.update_layout(

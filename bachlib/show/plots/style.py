@@ -26,6 +26,7 @@ COLOURS = """
 """.split()
 INK, GREY, LIGHT, PAPER = "#222222", "#707070", "#E5E5E5", "#FFFFFF"
 BALL, PALE = "#F4F6F8", "#BFD9EA"  # a surface, and the cold end of a scale
+ABOVE = {"y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False}  # a word above the figure
 BELOW = {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom"}  # a legend under the figure
 
 # what a colour of the light figures becomes in the dark: the same hue, light enough to be seen
@@ -40,13 +41,10 @@ _axis = {"gridcolor": LIGHT, "zeroline": False, "automargin": True}
 _side = {"gridcolor": LIGHT, "linecolor": GREY}
 pio.templates["bach"] = go.layout.Template(
     layout={
-        "font": {"family": "system-ui, sans-serif", "size": 14, "color": INK},
-        "title": _title,
-        "paper_bgcolor": PAPER, "plot_bgcolor": PAPER,
-        "xaxis": _axis, "yaxis": _axis,
+        "font": {"family": "system-ui, sans-serif", "size": 14, "color": INK}, "title": _title,
+        "paper_bgcolor": PAPER, "plot_bgcolor": PAPER, "xaxis": _axis, "yaxis": _axis,
         "ternary": {"bgcolor": PAPER, "aaxis": _side, "baxis": _side, "caxis": _side},
-        "colorway": COLOURS,
-        "hoverlabel": {"font": {"size": 13}},
+        "colorway": COLOURS, "hoverlabel": {"font": {"size": 13}},
         "margin": {"l": 60, "r": 20, "t": 60, "b": 50}, "width": 860, "height": 400,
     }
 )  # fmt: skip

@@ -11,6 +11,9 @@ from bachlib.model import mixture
 from bachlib.show.plots.heads import by_head
 from bachlib.show.plots.style import COLOURS, GREY, INK, PAPER, colour, diagonal, side_by_side, tag
 
+PAPER_KAPPA = {"power-spherical": (20, 30), "von-mises-fisher": (17, 21)}  # section 5.4: where the largest κ end
+Histories = dict[str, pd.DataFrame]
+
 
 def gamma_on_great_circle(kernel, kappa: float, d: int, pis: list[float]) -> go.Figure:
     """γ of the first of two heads, 90° apart, for an item that moves from one to the other; against the argmax."""
@@ -69,12 +72,6 @@ def gradient_shares(shares: dict[str, torch.Tensor]) -> go.Figure:
     return figure.update_layout(barmode="stack", title=title, height=260, font_color=INK)
 
 
-# ------------------------------------------------------------------------------------------------ of a training
-
-
-Histories = dict[str, pd.DataFrame]
-
-
 def steps_of(history: pd.DataFrame) -> np.ndarray:
     """Steps since the start, of each row."""
     return ((history["epoch"] - 1) * history["step"].max() + history["step"]).to_numpy()
@@ -91,9 +88,6 @@ def elbo_terms(history: pd.DataFrame) -> go.Figure:
     text = f"The bound {'rises' if gain > 0 else 'falls'} by {abs(gain):.2g} nats"
     text += f", {of_reconstruction / gain:.0%} of it reconstruction" if 0 < of_reconstruction <= gain else ""
     return figure.update_layout(title=text, xaxis_title="steps", yaxis_title="nats per example")
-
-
-PAPER_KAPPA = {"power-spherical": (20, 30), "von-mises-fisher": (17, 21)}  # section 5.4: where the largest κ end
 
 
 def kappa_trajectories(
@@ -117,9 +111,8 @@ def kappa_trajectories(
         figure.add_hline(y=y, line={"color": INK, "dash": "dot", "width": 1.5}, annotation_text=text)
     figure.add_hline(y=start, line={"color": GREY, "dash": "dash"}, annotation_text=f"1/τ = {start:.1f}")
     figure.update_xaxes(title="steps").update_yaxes(title="concentration κ", rangemode="tozero")
-    low, high = kappa[-1].min(), kappa[-1].max()
-    title = f"From 1/τ the heads move to a mean κ of {low:.1f} to {high:.1f} without a prior"
-    return figure.update_layout(title=title)
+    ends = f"{kappa[-1].min():.1f} to {kappa[-1].max():.1f}"
+    return figure.update_layout(title=f"From 1/τ the heads move to a mean κ of {ends} without a prior")
 
 
 def head_usage(histories: Histories, names: dict[int, str] | None = None) -> go.Figure:
@@ -162,9 +155,7 @@ def collapse_race(histories: Histories) -> go.Figure:
     figure.add_hline(y=1 / k, line={"color": GREY, "dash": "dot"})
     return figure.update_layout(
         sliders=[{"steps": slider, "active": len(rows) - 1, "currentvalue": {"prefix": "step "}, "pad": {"t": 55}}],
-        updatemenus=[
-            {"type": "buttons", "x": 1, "xanchor": "right", "y": 1.0, "yanchor": "top", "buttons": [button]}
-        ],
+        updatemenus=[{"type": "buttons", "x": 1, "xanchor": "right", "y": 1.0, "yanchor": "top", "buttons": [button]}],
         title="If heads collapse, the first bar is tall and the last ones vanish", height=460,
         legend={"orientation": "h", "y": 0.97, "x": 0.3}, bargap=0.25, xaxis_title="heads, most used first",
         yaxis={"title": "share of positives", "range": [0, 1], "tickformat": ".0%"},
