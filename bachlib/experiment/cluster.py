@@ -61,9 +61,6 @@ def run_sweep(
         return known | _through(client, sweep.points, missing, threads, limit)
 
 
-# ---------------------------------------------------------------------------------------------------- the cluster
-
-
 def local_workers(points: int, workers: int | None, threads: int | None) -> tuple[int, int]:
     """How many points at a time on this machine, and threads for each.
 
@@ -136,9 +133,6 @@ def _outcome(future, point: Point) -> Outcome:
     return outcome
 
 
-# ----------------------------------------------------------------------------------------------------- on a worker
-
-
 class Task(NamedTuple):
     """A point as plain values, so that it can go to another machine."""
 
@@ -192,9 +186,6 @@ def _output_into(log: Path, about: str) -> Iterator[None]:
             for stream, before in kept.items():
                 os.dup2(before, stream)
                 os.close(before)
-
-
-# ------------------------------------------------------------------------------------------------------ what is said
 
 
 def time_left(points: Sequence[Point], outcomes: dict[str, Outcome], limit: int) -> str:

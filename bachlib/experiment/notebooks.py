@@ -109,9 +109,6 @@ def as_yaml(p: Experiment) -> str:
     return yaml.safe_dump({key: value for key, value in p.model_dump().items() if key in chosen}, sort_keys=False)
 
 
-# ---------------------------------------------------------------------------------------------------------- stages
-
-
 def stages(p: Experiment) -> dict[str, dict[str, Any]]:
     """Notebook → the parameters it is run with.
 
@@ -189,9 +186,6 @@ def _clear(folder: Path, keep: dict[str, Any]) -> None:
         if old.stem not in keep:
             old.unlink(missing_ok=True)
     forget(folder / METRICS, keep)
-
-
-# ------------------------------------------------------------------------------------------------------- execution
 
 
 def execute(source: Path, target: Path, values: dict[str, Any], cwd: Path | None = None) -> None:

@@ -117,9 +117,6 @@ def nearest(name: str, known: Any) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-# -------------------------------------------------------------------------------------------------- reading parameters
-
-
 def read_yaml(path: Path) -> dict[str, Any]:
     """The keys and values of a YAML file."""
     if not path.is_file():

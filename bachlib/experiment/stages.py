@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,8 +29,6 @@ from bachlib.train.run import name_of_run
 
 KNOWN = "_names_of_parameters"  # a notebook's variable: which of its variables are parameters
 LITERAL = (str, int, float, bool, list, dict, type(None))
-
-# ------------------------------------------------------------------------------------------------------------ settings
 
 
 def settings(namespace: dict[str, Any]) -> Experiment:
@@ -50,30 +49,13 @@ def settings(namespace: dict[str, Any]) -> Experiment:
 
 
 def _added(namespace: dict[str, Any]) -> list[str]:
-    """Parameters that somebody added to the parameters cell by hand: `name = literal` lines of the cells so far."""
-    if KNOWN not in namespace:
-        return []
+    """Parameters that somebody added to the parameters cell by hand: cells of nothing but `name = literal` lines."""
     found = []
-    for cell in namespace.get("In", []):
-        try:
-            lines = ast.parse(cell).body
-        except SyntaxError:  # a magic command
-            continue
-        targets = [line.targets[0] for line in lines if isinstance(line, ast.Assign) and _is_literal(line.value)]
-        if len(targets) == len(lines):
-            found += [target.id for target in targets if isinstance(target, ast.Name)]
+    for cell in namespace.get("In", []) if KNOWN in namespace else []:
+        with suppress(SyntaxError, ValueError, AttributeError):  # a magic command, or something else than a literal
+            literals = {line.targets[0].id: ast.literal_eval(line.value) for line in ast.parse(cell).body}
+            found += literals
     return [name for name in found if name in Experiment.model_fields]
-
-
-def _is_literal(value: ast.expr) -> bool:
-    try:
-        ast.literal_eval(value)
-    except ValueError:
-        return False
-    return True
-
-
-# ---------------------------------------------------------------------------------------------------------------- data
 
 
 def prepared(p: Experiment, quiet: bool = True) -> Dataset:
@@ -101,9 +83,6 @@ def data_name(p: Experiment) -> str:
 def label(p: Experiment) -> str:
     """A readable name of the data: its source, or the file name of a csv or parquet log without unusual characters."""
     return re.sub(r"[^\w.-]+", "-", Path(p.path).stem) if p.source in ("csv", "parquet") else p.source
-
-
-# ----------------------------------------------------------------------------------------------------------- trainings
 
 
 def trained(

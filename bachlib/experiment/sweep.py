@@ -228,9 +228,6 @@ def run_here(point: Point) -> None:
             write_text(point.folder / STATUS, canonical_json(noted))
 
 
-# ---------------------------------------------------------------------------------------------------------- results
-
-
 def results(points: Sequence[Point]) -> tuple[pd.DataFrame, dict[str, Evaluation]]:
     """A row per point: data, method, its place in the grid, status (done, failed, stopped, running, missing), seconds,
     error, log, the numbers of its record; and the evaluations of the points that are done."""
