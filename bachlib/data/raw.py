@@ -7,7 +7,6 @@ checksum must be an error, not a shorter log.
 import codecs
 import fnmatch
 import gzip
-import hashlib
 import re
 import shutil
 import zipfile
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from bachlib import BachError
+from bachlib.files import file_hash
 
 CHUNK = 1 << 22
 
@@ -129,6 +129,4 @@ def as_plain(raw: RawFile, work: Path, encoding: str = "utf-8") -> Path:
 
 def fingerprint(raw: RawFile) -> dict[str, str | int]:
     """Name, size and SHA-256 of the file that the user gave (of the zip, for a member of a zip)."""
-    with raw.path.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    return {"name": raw.path.name, "bytes": raw.path.stat().st_size, "sha256": digest}
+    return {"name": raw.path.name, "bytes": raw.path.stat().st_size, "sha256": file_hash(raw.path)}

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from bachlib.data.dataset import FILES
 from bachlib.data.raw import RawFile
 from bachlib.data.sources import read_titles, split_genres
+from bachlib.files import file_hash
 
 
 def write_sequences(con: duckdb.DuckDBPyConnection, folder: Path, order: str) -> int:
@@ -65,8 +66,4 @@ def _first_mention(con: duckdb.DuckDBPyConnection, column: str) -> pd.Series:
 
 
 def content_hash(folder: Path) -> str:
-    digest = hashlib.sha256()
-    for name in FILES.values():
-        with (folder / name).open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
-    return digest.hexdigest()
+    return hashlib.sha256(b"".join(bytes.fromhex(file_hash(folder / name)) for name in FILES.values())).hexdigest()
