@@ -62,8 +62,7 @@ class Group:
     def extremes(self, low_high: Tensor) -> Tensor:
         """(smallest of the first, largest of the second) over all processes."""
         both = torch.stack([-low_high[0], low_high[1]])
-        if self.size > 1:
-            dist.all_reduce(both, dist.ReduceOp.MAX)
+        dist.all_reduce(both, dist.ReduceOp.MAX)
         return torch.stack([-both[0], both[1]])
 
     def wait(self) -> None:
