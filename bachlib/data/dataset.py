@@ -60,11 +60,8 @@ class Dataset:
         if not 0 < n < self.n_users:
             raise BachError(f"share={share}: should be between 0 and 1, with at least one cold and one other user")
         drawn = np.sort(np.random.default_rng([seed, n]).choice(self.n_users, n, replace=False))
-        windows = self.n_windows - int(windows_per_user(self.lengths[drawn]).sum())
-        meta = self.meta | {
-            "strict": {"share": share, "seed": seed},
-            "counts": self.meta["counts"] | {"windows": windows},
-        }
+        counts = {"windows": self.n_windows - int(windows_per_user(self.lengths[drawn]).sum())}
+        meta = self.meta | {"strict": {"share": share, "seed": seed}, "counts": self.meta["counts"] | counts}
         meta["content_hash"] += f"-cold-{n}-{seed}"
         view = Dataset(self.folder, meta, self.sequences, self.offsets)
         view.cold = drawn
@@ -149,10 +146,7 @@ class Dataset:
         return self.sequences[at[:, None] + np.arange(N_VALID if split == "valid" else N_TEST)].astype(np.int64)
 
     def matrix(self, on: Literal["train", "all"] = "train") -> sparse.csr_matrix:
-        """The binary user–item matrix (n_users, n_items) of the training prefixes, or of all liked interactions.
-
-        Rows of cold users are empty.
-        """
+        """The binary matrix (n_users, n_items) of training prefixes or all liked items; cold users have empty rows."""
         if on not in ("train", "all"):
             raise BachError(f"on={on!r}: should be 'train' (training prefixes) or 'all' (the paper's literal text)")
         kept = self.lengths - (N_VALID + N_TEST if on == "train" else 0)

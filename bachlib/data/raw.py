@@ -41,18 +41,11 @@ class RawFile:
             if self.member:
                 with zipfile.ZipFile(self.path) as archive, archive.open(self.member) as stream:
                     yield gzip.GzipFile(fileobj=stream) if self.member.endswith(".gz") else stream
-            elif is_gzip(self.path):
-                with gzip.open(self.path) as stream:
-                    yield stream
             else:
-                with self.path.open("rb") as stream:
+                with gzip.open(self.path) if is_gzip(self.path) else self.path.open("rb") as stream:
                     yield stream
         except (EOFError, zlib.error, zipfile.BadZipFile, gzip.BadGzipFile) as error:
             raise BachError(f"{self.label} is damaged or was cut off ({error}); download it again") from None
-
-    @property
-    def plain(self) -> bool:
-        return not self.member and not is_gzip(self.path)
 
 
 def is_gzip(path: Path) -> bool:
@@ -109,7 +102,7 @@ def as_plain(raw: RawFile, work: Path, encoding: str = "utf-8") -> Path:
     except LookupError:
         raise BachError(f"encoding={encoding!r} is unknown to Python; examples are 'latin-1' and 'cp1252'") from None
     utf8 = codecs.lookup(encoding).name == "utf-8"
-    if raw.plain and utf8:
+    if utf8 and not raw.member and not is_gzip(raw.path):
         return raw.path
     work.mkdir(parents=True, exist_ok=True)
     copy = work / (raw.label.replace("/", "_").replace(":", "_") + ".plain")

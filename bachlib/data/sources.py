@@ -40,19 +40,12 @@ BY_HAND = "The download needs a (free) {} account, so a person has to fetch it."
 
 
 def _movielens(name: str, archive: str, md5: str | None, page: str = "", **format: Any) -> Source:
-    if not format:
-        header = ("userId", "movieId", "rating", "timestamp")
-        format = {"log": "ratings.csv", "header": header, "items": "movies.csv"}
-    return Source(
-        name=name,
-        columns=RATING,
-        archive=archive,
-        where=f"https://grouplens.org/datasets/movielens/{page}",
-        url=f"https://files.grouplens.org/datasets/movielens/{archive}",
-        md5=md5,
-        note="For research; it may not be redistributed (see the README in the archive).",
-        **format,
-    )
+    header = ("userId", "movieId", "rating", "timestamp")
+    format = format or {"log": "ratings.csv", "header": header, "items": "movies.csv"}
+    where = f"https://grouplens.org/datasets/movielens/{page}"
+    url = f"https://files.grouplens.org/datasets/movielens/{archive}"
+    note = "For research; it may not be redistributed (see the README in the archive)."
+    return Source(name, columns=RATING, archive=archive, where=where, url=url, md5=md5, note=note, **format)
 
 
 SOURCES: dict[str, Source] = {
@@ -92,7 +85,6 @@ def find_source(name: str) -> Source:
 
 
 Row = tuple[str, str, list[str]]  # raw id, title, genres
-
 ML100K_GENRES = """
     unknown Action Adventure Animation Children's Comedy Crime Documentary Drama Fantasy Film-Noir Horror
     Musical Mystery Romance Sci-Fi Thriller War Western
@@ -143,10 +135,9 @@ TITLES = {  # file name of the item table → its reader and encoding
 def read_titles(raw: RawFile, kind: str) -> pd.DataFrame:
     """raw_id (as text), title and genres of every item in the table."""
     reader, encoding = TITLES[kind]
-    with raw.open() as stream:
-        content = stream.read()
     try:
-        rows = list(reader(content.decode(encoding)))
+        with raw.open() as stream:
+            rows = list(reader(stream.read().decode(encoding)))
     except (ValueError, KeyError) as error:
         raise BachError(f"{raw.label} is not in the format of the authors' {kind}: {error}") from None
     return pd.DataFrame(rows, columns=["raw_id", "title", "genres"])
