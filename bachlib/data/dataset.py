@@ -49,11 +49,8 @@ class Dataset:
         return cls(folder, meta, *(np.load(folder / FILES[name], mmap_mode="r") for name in ("sequences", "offsets")))
 
     def strict(self, share: float = 0.1, seed: int = 0) -> Dataset:
-        """The same data in which a share of the users, drawn with `seed`, is cold.
-
-        Cold users are left out of the training windows, the PureSVD table, popularity counts and validation AUPRC;
-        `evaluate` measures the cold users only.
-        """
+        """The same data with a share of cold users, drawn with `seed`: they are left out of the training windows, the
+        PureSVD table, popularity counts and validation AUPRC. `evaluate` measures the cold users only."""
         if self.cold is not None:
             raise BachError("this data set already has cold users; call strict() on the whole data set")
         n = round(share * self.n_users) if 0 < share < 1 else 0

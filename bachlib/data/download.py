@@ -20,10 +20,7 @@ TIMEOUT = 30
 
 
 def locate(source_name: str) -> Path | None:
-    """The path of a data set's log: in `BACH_DATA_DIR`, else in `outputs/logs`, else downloaded.
-
-    Returns None for the planted world, which needs no file. An error gives directions if a person has to download it.
-    """
+    """The path of a log: in `BACH_DATA_DIR`, else in `outputs/logs`, else downloaded; None for the planted world."""
     source = find_source(source_name)
     if source_name == "planted":
         return None

@@ -47,10 +47,7 @@ ADJECTIVES = """
 
 
 def write_world(folder: str | Path | None = None, **params: Any) -> Path:
-    """Write the raw log, the item table and the truth of a planted world; returns the folder.
-
-    The default folder is `outputs/logs/planted-<hash>`. If the folder already holds this world, nothing is written.
-    """
+    """Write log, items and truth of a planted world unless it exists; the default is `outputs/logs/planted-<hash>`."""
     chosen = validated(WorldParams, params, "planted world")
     folder = Path(folder) if folder is not None else output_dir("logs", f"planted-{short_hash(chosen.model_dump())}")
     if read_json(folder / "world.json") == chosen.model_dump():

@@ -122,9 +122,8 @@ def _pipeline(
         raise BachError(f"no event has a rating of at least min_rating={params.min_rating:g}: {found}")
 
     # 2. unique items per user, each at its first interaction
-    con.execute(
-        f"CREATE TABLE firsts AS SELECT user, item, {FIRST} AS first FROM log WHERE {liked} GROUP BY user, item"
-    )
+    firsts = f"SELECT user, item, {FIRST} AS first FROM log WHERE {liked} GROUP BY user, item"
+    con.execute(f"CREATE TABLE firsts AS {firsts}")
     step("unique items per user", *one("SELECT count(*) FROM firsts"), users, items)
 
     # 3. the most frequent items; equally frequent ones in the order of their ids
