@@ -42,8 +42,13 @@ def output_dir(*parts: str) -> Path:
     return (Path(base).expanduser().resolve() if base else project_root() / "outputs").joinpath(*parts)
 
 
-def canonical_json(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False) + "\n"
+def canonical_json(value: Any, sort_keys: bool = True) -> str:
+    return json.dumps(value, sort_keys=sort_keys, indent=2, ensure_ascii=False) + "\n"
+
+
+def file_hash(path: Path, algorithm: str = "sha256") -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, algorithm).hexdigest()
 
 
 def short_hash(value: Any) -> str:
@@ -63,10 +68,9 @@ def code_hash(parts: tuple[str, ...] = ("",)) -> str:
 
 def _code(source: str) -> str:
     tree = ast.parse(source)
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(
-            node
-        ):
+        if isinstance(node, documented) and ast.get_docstring(node):
             node.body[0].value.value = ""
     return ast.dump(tree)
 
@@ -118,9 +122,8 @@ def write_text(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write `canonical_json` atomically."""
-    write_text(path, canonical_json(value))
+def write_json(path: Path, value: Any, sort_keys: bool = True) -> None:
+    write_text(path, canonical_json(value, sort_keys))
 
 
 def write_table(path: Path, table: Any) -> None:
@@ -198,7 +201,7 @@ def record(notebook: str, metrics: dict[str, float | int | str]) -> dict[str, fl
     if folder := os.environ.get(RUN_DIR):
         path = Path(folder) / "metrics.json"
         known = {key: value for key, value in read_json(path).items() if key != notebook}
-        _write(path, known | {notebook: metrics})
+        write_json(path, known | {notebook: metrics}, sort_keys=False)
     return metrics
 
 
@@ -214,10 +217,6 @@ def read_json(path: Path) -> dict[str, Any]:
 def forget(path: Path, keep: Container[str]) -> None:
     """Keep only these entries of a JSON file; delete the file if none is left."""
     if kept := {key: value for key, value in read_json(path).items() if key in keep}:
-        _write(path, kept)
+        write_json(path, kept, sort_keys=False)
     else:
         path.unlink(missing_ok=True)
-
-
-def _write(path: Path, entries: dict[str, Any]) -> None:
-    write_text(path, json.dumps(entries, indent=2, ensure_ascii=False) + "\n")

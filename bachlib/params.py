@@ -13,6 +13,7 @@ MIN_ITEMS = 1 + N_NEXT + N_VALID + N_TEST  # the shortest sequence that gives a 
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 Kernel = Literal["power-spherical", "von-mises-fisher"]
+Role = Literal["user", "item", "time", "rating", "title", "genre"]
 
 
 class Params(BaseModel):
@@ -31,9 +32,7 @@ class PrepareParams(Params):
     max_users: int = Field(100_000, ge=1, description="number of users at most, drawn with `seed`")
     seed: int = Field(0, ge=0, description="seed of the draw of users")
     ties: Literal["log", "item"] = Field("log", description="order of a user's events with equal times: log or item id")
-    columns: dict[Literal["user", "item", "time", "rating", "title", "genre"], str] | None = Field(
-        None, description="for csv and parquet: the names of your columns"
-    )
+    columns: dict[Role, str] | None = Field(None, description="for csv and parquet: the names of your columns")
     encoding: str = Field("utf-8", description="encoding of the log, any name that Python knows")
     time_format: str | None = Field(None, description="for csv and parquet: format of dates, as in strptime")
     on_bad_rows: Literal["stop", "skip"] = Field("stop", description="unreadable rows: stop, or skip and count them")
@@ -72,12 +71,8 @@ class ModelParams(Params):
     kernel: Kernel | None = Field(None, description="kernel of BACH's posterior; None: the kernel of the method")
     seed: int = Field(0, ge=0, description="seed of the initial weights")
     n_hist: int = Field(N_HIST, ge=1, description="number of history items the encoder reads, the last ones")
-    history: Literal["tower", "frozen"] = Field(
-        "tower", description="history tokens: item tower or frozen PureSVD rows"
-    )
-    svd_on: Literal["train", "all"] = Field(
-        "train", description="PureSVD on training prefixes, or all (leaks the test)"
-    )
+    history: Literal["tower", "frozen"] = Field("tower", description="history tokens: item tower or frozen PureSVD")
+    svd_on: Literal["train", "all"] = Field("train", description="PureSVD on training prefixes, or all (leaks tests)")
     item_width: int = Field(128, ge=1, description="hidden width of the item tower's residual MLP")
     width: int | None = Field(None, ge=4, description="width of the CLS Transformers; None: d")
     attention_heads: int = Field(4, ge=1, description="attention heads of the CLS Transformers; divides the width")
@@ -121,13 +116,13 @@ def validated(model: type[P], values: dict[str, Any], where: str) -> P:
     try:
         return model(**values)
     except ValidationError as error:
-        lines = []
+        told = f"{where}: invalid parameters"
         for problem in error.errors():
             key = ".".join(str(part) for part in problem["loc"])
             if problem["type"] == "extra_forbidden":
-                lines.append(f"  {key}: not a parameter; there are {', '.join(model.model_fields)}")
+                told += f"\n  {key}: not a parameter; there are {', '.join(model.model_fields)}"
             elif not key:  # a condition on several fields, whose message names them
-                lines.append(f"  {problem['msg'].removeprefix('Value error, ')}")
+                told += f"\n  {problem['msg'].removeprefix('Value error, ')}"
             else:
-                lines.append(f"  {key}: {problem['msg']}, got {problem['input']!r}")
-        raise BachError(f"{where}: invalid parameters\n" + "\n".join(lines)) from None
+                told += f"\n  {key}: {problem['msg']}, got {problem['input']!r}"
+        raise BachError(told) from None

@@ -24,7 +24,7 @@ from unittest.mock import patch
 from bachlib.data import Dataset, planted, prepare
 from bachlib.data.log_table import connect
 from bachlib.data.sources import SOURCES
-from bachlib.files import canonical_json, output_dir, replacing, versions, write_text
+from bachlib.files import output_dir, replacing, versions, write_json
 
 
 def cpu_seconds(work: Callable[[], Any]) -> float:
@@ -66,7 +66,7 @@ def save(name: str, results: list[dict[str, Any]]) -> Path:
     known = {r["name"]: r for r in json.loads(path.read_text())["results"]} if path.exists() else {}
     known |= {r["name"]: r for r in results}
     machine = {"machine": platform.machine(), "cores": os.cpu_count(), "versions": versions()}
-    write_text(path, canonical_json({"machine": machine, "results": list(known.values())}))
+    write_json(path, {"machine": machine, "results": list(known.values())})
     return path
 
 

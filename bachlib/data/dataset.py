@@ -5,7 +5,6 @@ Appendix A: a sequence of L items is a training prefix followed by 10 validation
 
 from __future__ import annotations
 
-import json
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -17,6 +16,7 @@ from scipy import sparse
 
 from bachlib import BachError
 from bachlib.data.windows import windows_per_user
+from bachlib.files import read_json
 from bachlib.params import N_HIST, N_TEST, N_VALID
 
 FORMAT = 1  # of the prepared folder; a data set of another format has to be prepared again
@@ -24,6 +24,7 @@ FILES = {"sequences": "sequences.npy", "offsets": "offsets.npy", "users": "users
 PAD = -1
 
 Split = Literal["valid", "test"]
+Users = Int[np.ndarray, " B"]
 
 
 class Dataset:
@@ -41,31 +42,23 @@ class Dataset:
         folder = Path(folder)
         if not (folder / "meta.json").exists():
             raise BachError(f"{folder} is not a prepared data set (it has no meta.json); create one with bach prepare")
-        try:
-            meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-        except ValueError:
-            raise BachError(f"{folder / 'meta.json'} is damaged; prepare the data set again") from None
+        if not (meta := read_json(folder / "meta.json")):
+            raise BachError(f"{folder / 'meta.json'} is damaged; prepare the data set again")
         if meta.get("format") != FORMAT:
             raise BachError(f"{folder} has format {meta.get('format')}, this version reads {FORMAT}; prepare it again")
         return cls(folder, meta, *(np.load(folder / FILES[name], mmap_mode="r") for name in ("sequences", "offsets")))
 
     def strict(self, share: float = 0.1, seed: int = 0) -> Dataset:
-        """The same data in which a share of the users, drawn with `seed`, is cold.
-
-        Cold users are left out of the training windows, the PureSVD table, popularity counts and validation AUPRC;
-        `evaluate` measures the cold users only.
-        """
+        """The same data with a share of cold users, drawn with `seed`: they are left out of the training windows, the
+        PureSVD table, popularity counts and validation AUPRC. `evaluate` measures the cold users only."""
         if self.cold is not None:
             raise BachError("this data set already has cold users; call strict() on the whole data set")
         n = round(share * self.n_users) if 0 < share < 1 else 0
         if not 0 < n < self.n_users:
             raise BachError(f"share={share}: should be between 0 and 1, with at least one cold and one other user")
         drawn = np.sort(np.random.default_rng([seed, n]).choice(self.n_users, n, replace=False))
-        windows = self.n_windows - int(windows_per_user(self.lengths[drawn]).sum())
-        meta = self.meta | {
-            "strict": {"share": share, "seed": seed},
-            "counts": self.meta["counts"] | {"windows": windows},
-        }
+        counts = {"windows": self.n_windows - int(windows_per_user(self.lengths[drawn]).sum())}
+        meta = self.meta | {"strict": {"share": share, "seed": seed}, "counts": self.meta["counts"] | counts}
         meta["content_hash"] += f"-cold-{n}-{seed}"
         view = Dataset(self.folder, meta, self.sequences, self.offsets)
         view.cold = drawn
@@ -122,7 +115,7 @@ class Dataset:
         """(training prefix, 10 validation items, 10 test items) of one user."""
         return tuple(np.split(self.sequence(u), [-N_VALID - N_TEST, -N_TEST]))
 
-    def history(self, users: Int[np.ndarray, " B"], split: Split, n_hist: int = N_HIST) -> Int[np.ndarray, "B n_hist"]:
+    def history(self, users: Users, split: Split, n_hist: int = N_HIST) -> Int[np.ndarray, "B n_hist"]:
         """The last items before the validation or the test items, padded on the left with −1."""
         users = self.check_users(users)
         return self.items_before(users, self._end(users, split), n_hist)
@@ -135,9 +128,7 @@ class Dataset:
             return self.sequences[flat].astype(np.int64)
         return np.where(place >= 0, self.sequences[np.maximum(flat, 0)], PAD).astype(np.int64)
 
-    def earlier(
-        self, users: Int[np.ndarray, " B"], split: Split, last: int | None = None
-    ) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
+    def earlier(self, users: Users, split: Split, last: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """(row in `users`, item) for every item a user liked before the held-out items, or only for the `last` ones."""
         end = self._end(self.check_users(users), split)
         n = end if last is None else np.minimum(end, last)
@@ -145,17 +136,14 @@ class Dataset:
         place = np.arange(len(rows)) - np.repeat(np.cumsum(n) - n, n) + np.repeat(end - n, n)
         return rows, np.asarray(self.sequences[self.offsets[users][rows] + place], np.int64)
 
-    def targets(self, users: Int[np.ndarray, " B"], split: Split) -> Int[np.ndarray, "B 10"]:
+    def targets(self, users: Users, split: Split) -> Int[np.ndarray, "B 10"]:
         """The validation or the test items."""
         users = self.check_users(users)
         at = self.offsets[users] + self._end(users, split)
         return self.sequences[at[:, None] + np.arange(N_VALID if split == "valid" else N_TEST)].astype(np.int64)
 
     def matrix(self, on: Literal["train", "all"] = "train") -> sparse.csr_matrix:
-        """The binary user–item matrix (n_users, n_items) of the training prefixes, or of all liked interactions.
-
-        Rows of cold users are empty.
-        """
+        """The binary matrix (n_users, n_items) of training prefixes or all liked items; cold users have empty rows."""
         if on not in ("train", "all"):
             raise BachError(f"on={on!r}: should be 'train' (training prefixes) or 'all' (the paper's literal text)")
         kept = self.lengths - (N_VALID + N_TEST if on == "train" else 0)
@@ -177,7 +165,7 @@ class Dataset:
         if content_hash not in (None, self.meta["content_hash"]):
             raise BachError(f"{what} on other data than {self!r}: the items, the test items or the cold users differ")
 
-    def check_users(self, users: Int[np.ndarray, " B"]) -> Int[np.ndarray, " B"]:
+    def check_users(self, users: Users) -> Users:
         """The users as an array; raise if one is not in the data set."""
         users = np.asarray(users)
         if len(wrong := users[(users < 0) | (users >= self.n_users)]):

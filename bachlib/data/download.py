@@ -3,7 +3,6 @@
 A download is written to `<file>.part`, which is renamed only when it is complete and has the right checksum.
 """
 
-import hashlib
 import os
 import re
 import urllib.error
@@ -14,17 +13,14 @@ from tqdm.auto import tqdm
 
 from bachlib import BachError
 from bachlib.data.sources import Source, find_source
-from bachlib.files import move_into_place, output_dir
+from bachlib.files import file_hash, move_into_place, output_dir
 
 CHUNK = 1 << 20
 TIMEOUT = 30
 
 
 def locate(source_name: str) -> Path | None:
-    """The path of a data set's log: in `BACH_DATA_DIR`, else in `outputs/logs`, else downloaded.
-
-    Returns None for the planted world, which needs no file. An error gives directions if a person has to download it.
-    """
+    """The path of a log: in `BACH_DATA_DIR`, else in `outputs/logs`, else downloaded; None for the planted world."""
     source = find_source(source_name)
     if source_name == "planted":
         return None
@@ -66,9 +62,7 @@ def fetch(url: str, target: Path, md5: str | None = None) -> Path:
         kept = f"{part.stat().st_size:,} bytes are kept, and the next call resumes there. " if part.exists() else ""
         advice = f"{kept}Or download it with a browser and put it at {target}"
         raise BachError(f"downloading {url} stopped: {getattr(error, 'reason', error)}. {advice}") from error
-    with part.open("rb") as stream:
-        found = hashlib.file_digest(stream, "md5").hexdigest()
-    if found != md5:
+    if (found := file_hash(part, "md5")) != md5:
         part.unlink()
         raise BachError(f"{url} arrived with MD5 {found} instead of {md5} and was removed; try again")
     move_into_place(part, target)

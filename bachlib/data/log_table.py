@@ -95,10 +95,9 @@ class LogTable:
         else:
             named |= self.params.columns
         if missing := [f"{column!r} ({role})" for role, column in named.items() if column not in found]:
-            raise BachError(
-                f"{label} has no column {', '.join(missing)}; its columns are {', '.join(map(repr, found))}. "
-                'Say which is which with columns={"user": …, "item": …, "time": …} (--user … --item … --time …)'
-            )
+            advice = 'Say which is which with columns={"user": …, "item": …, "time": …} (--user … --item … --time …)'
+            there = ", ".join(map(repr, found))
+            raise BachError(f"{label} has no column {', '.join(missing)}; its columns are {there}. {advice}")
         for role, column in named.items():
             if others := [other for other in named if named[other] == column and other != role]:
                 raise BachError(f"columns= names {column!r} for both {role} and {others[0]}; each needs its own column")
@@ -123,16 +122,13 @@ class LogTable:
         if max(fits) * 2 <= len(sample):
             best = tests[max(zip(fits, tests, strict=True), key=lambda pair: pair[0])[1]]
             (wrong,) = self.one(f"SELECT t FROM (SELECT unnest($1) AS t) WHERE NOT ({best}) LIMIT 1", [sample])
-            raise BachError(
-                f"{label}: column {column!r} should hold the time as a number or a date and holds {wrong!r}; "
-                "name another column, or pass its format, e.g. time_format='%d/%m/%Y %H:%M'"
-            )
+            advice = "name another column, or pass its format, e.g. time_format='%d/%m/%Y %H:%M'"
+            found = f"column {column!r} should hold the time as a number or a date and holds {wrong!r}"
+            raise BachError(f"{label}: {found}; {advice}")
         winners = [kind for kind, n in zip(tests, fits, strict=True) if n == max(fits)]
         if len(winners) > 1 and winners[0][1]:
-            raise BachError(
-                f"{label}: column {column!r} holds dates like {sample[0]!r}, which fit both {winners[0][1]} and "
-                f"{winners[1][1]}; choose one with time_format="
-            )
+            both = f"fit both {winners[0][1]} and {winners[1][1]}; choose one with time_format="
+            raise BachError(f"{label}: column {column!r} holds dates like {sample[0]!r}, which {both}")
         return winners[0]
 
 

@@ -15,7 +15,7 @@ import pandas as pd
 
 from bachlib import BachError
 from bachlib.data.dataset import Truth
-from bachlib.files import canonical_json, output_dir, short_hash, whole_folder
+from bachlib.files import output_dir, read_json, short_hash, whole_folder, write_json
 from bachlib.params import WorldParams, validated
 
 START = 1_704_067_200  # 2024-01-01 UTC
@@ -47,14 +47,10 @@ ADJECTIVES = """
 
 
 def write_world(folder: str | Path | None = None, **params: Any) -> Path:
-    """Write the raw log, the item table and the truth of a planted world; returns the folder.
-
-    The default folder is `outputs/logs/planted-<hash>`. If the folder already holds this world, nothing is written.
-    """
+    """Write log, items and truth of a planted world unless it exists; the default is `outputs/logs/planted-<hash>`."""
     chosen = validated(WorldParams, params, "planted world")
     folder = Path(folder) if folder is not None else output_dir("logs", f"planted-{short_hash(chosen.model_dump())}")
-    described = canonical_json(chosen.model_dump())
-    if (folder / "world.json").exists() and (folder / "world.json").read_text() == described:
+    if read_json(folder / "world.json") == chosen.model_dump():
         return folder
     rng = np.random.default_rng(chosen.seed)
     world = _plant(chosen, rng)
@@ -63,7 +59,7 @@ def write_world(folder: str | Path | None = None, **params: Any) -> Path:
         log.drop(columns="interest").to_csv(new / "log.csv", index=False, lineterminator="\n")
         _items(world).to_csv(new / "items.csv", index=False, lineterminator="\n")
         np.savez(new / "truth.npz", event_interest=log["interest"].to_numpy(np.int16), **world)
-        (new / "world.json").write_text(described)
+        write_json(new / "world.json", chosen.model_dump())
     return folder
 
 
@@ -107,14 +103,14 @@ def _live(params: WorldParams, world: dict[str, np.ndarray], rng: np.random.Gene
 
         n_disliked = rng.poisson(len(item) * params.disliked / (1 - params.disliked))
         again = np.sort(rng.choice(len(item), rng.binomial(len(item), params.repeated), replace=False))
-        columns = {  # liked, disliked, repeated
+        parts = {  # liked, disliked, repeated
             "user": [np.full(len(item) + n_disliked + len(again), u)],
             "item": [item, rng.integers(params.n_items, size=n_disliked), item[again]],
             "rating": [rating, rng.choice([1.0, 2.0, 3.0, 3.5], n_disliked), rating[again]],
             "time": [time, rng.uniform(time[0], time[-1], n_disliked), rng.uniform(time[again], time[-1] + DAY)],
             "interest": [interest, np.full(n_disliked, -1), interest[again]],
         }
-        frames.append(columns)
+        frames.append(parts)
     log = pd.DataFrame({name: np.concatenate([part for f in frames for part in f[name]]) for name in frames[0]})
     log["time"] = (log["time"] // MINUTE * MINUTE).astype(np.int64)  # whole minutes: real logs have ties too
     log = log.sort_values(["user", "time"], kind="stable", ignore_index=True)

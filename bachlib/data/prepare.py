@@ -3,10 +3,8 @@
     liked events → unique items in first-interaction order → the most frequent items → users with enough items
     → at most `max_users` users → contiguous ids
 
-The steps are SQL on DuckDB, which moves to the disk what does not fit into memory. The chronological split (the last 20
-items of a sequence are 10 validation and 10 test items) is index arithmetic on the result: see `dataset`.
-
-The defaults follow the paper; `ties` and `on_bad_rows` decide what the paper leaves open.
+The steps are SQL on DuckDB, which moves to the disk what does not fit into memory. The chronological split is index
+arithmetic on the result: see `dataset`. The parameters `ties` and `on_bad_rows` decide what the paper leaves open.
 """
 
 import errno
@@ -30,13 +28,12 @@ from bachlib.data.readers import read_log
 from bachlib.data.sources import Source, find_source
 from bachlib.data.store import content_hash, write_items, write_sequences, write_users
 from bachlib.data.windows import windows_per_user
-from bachlib.files import canonical_json, only_one, output_dir, read_json, whole_folder
+from bachlib.files import only_one, output_dir, read_json, whole_folder, write_json
 from bachlib.params import MIN_ITEMS, PrepareParams, validated
 
 Say = Callable[[str], None]
 
-# (time, row of the log) as one number, so that a plain min() finds the first interaction and ties keep log order;
-# 2⁴⁰ rows are enough
+# (time, row of the log, below 2⁴⁰) as one number: a plain min() finds the first interaction, and ties keep log order
 FIRST = "min(time::HUGEINT * 1099511627776 + log.rowid)"
 ORDER = {"log": "first", "item": "first >> 40, items.id"}
 
@@ -83,8 +80,7 @@ def prepare(
                     shutil.rmtree(folder / scratch, ignore_errors=True)
                 if source == "planted":
                     planted.align_truth(raws[0].path.parent, folder)
-                meta = identity | meta | {"content_hash": content_hash(folder)}
-                (folder / "meta.json").write_text(canonical_json(meta), encoding="utf-8")
+                write_json(folder / "meta.json", identity | meta | {"content_hash": content_hash(folder)})
     return Dataset.load(out)
 
 
@@ -93,7 +89,15 @@ def _pipeline(
 ) -> dict[str, Any]:
     """Every step of appendix A, in its order; each reports how many rows, users and items remain."""
     read_log(log, source, raws, folder / "unpacked")
-    steps, con, params, bad, one = Steps(say), log.con, log.params, log.bad, log.one
+    con, params, bad, one = log.con, log.params, log.bad, log.one
+    steps: list[dict[str, Any]] = []
+
+    def step(name: str, rows: int, users: int, items: int) -> None:
+        left = {"rows": int(rows), "users": int(users), "items": int(items)}
+        before = {key: steps[-1][key] for key in left} if steps else None
+        steps.append({"step": name, "before": before, **left})
+        say(f"{name:<28}" + "".join(f"{n:>13,} {what}" for what, n in left.items()))
+
     if bad.count and params.on_bad_rows == "stop":
         raise BachError(f"the log has unreadable rows (on_bad_rows='skip' leaves them out and counts them):\n{bad}")
     if bad.count:
@@ -108,12 +112,10 @@ def _pipeline(
             CREATE TABLE {table} AS
             SELECT {column}, count(*) AS n, count(*) FILTER ({liked}) AS liked FROM log GROUP BY {column}
         """)
-    rows, users = one("SELECT sum(n), count(*) FROM by_user")
-    (items,) = one("SELECT count(*) FROM by_item")
-    steps.add("raw log", rows, users, items)
-    rows, users = one("SELECT sum(liked), count(*) FILTER (liked > 0) FROM by_user")
-    (items,) = one("SELECT count(*) FILTER (liked > 0) FROM by_item")
-    steps.add(f"liked (rating ≥ {params.min_rating:g})" if rated else "liked (every event)", rows, users, items)
+    step("raw log", *one("SELECT sum(n), count(*), (SELECT count(*) FROM by_item) FROM by_user"))
+    some = "count(*) FILTER (liked > 0)"
+    rows, users, items = one(f"SELECT sum(liked), {some}, (SELECT {some} FROM by_item) FROM by_user")
+    step(f"liked (rating ≥ {params.min_rating:g})" if rated else "liked (every event)", rows, users, items)
     if not rows:
         low, high = one("SELECT min(rating), max(rating) FROM log")
         found = f"the ratings go from {low:g} to {high:g}; lower min_rating"
@@ -122,19 +124,17 @@ def _pipeline(
     # 2. unique items per user, each at its first interaction
     firsts = f"SELECT user, item, {FIRST} AS first FROM log WHERE {liked} GROUP BY user, item"
     con.execute(f"CREATE TABLE firsts AS {firsts}")
-    steps.add("unique items per user", *one("SELECT count(*) FROM firsts"), users, items)
+    step("unique items per user", *one("SELECT count(*) FROM firsts"), users, items)
 
     # 3. the most frequent items; equally frequent ones in the order of their ids
     con.execute(f"""
         CREATE TABLE catalogue AS
         SELECT item FROM firsts GROUP BY item ORDER BY count(*) DESC, item LIMIT {params.max_items}
     """)
-    con.execute("""
-        CREATE TABLE lengths AS
-        SELECT user, count(*) AS n FROM firsts SEMI JOIN catalogue USING (item) GROUP BY user
-    """)
+    lengths = "SELECT user, count(*) AS n FROM firsts SEMI JOIN catalogue USING (item) GROUP BY user"
+    con.execute(f"CREATE TABLE lengths AS {lengths}")
     name = f"{params.max_items:,} most frequent items"
-    steps.add(name, *one("SELECT sum(n), count(*) FROM lengths"), min(items, params.max_items))
+    step(name, *one("SELECT sum(n), count(*) FROM lengths"), min(items, params.max_items))
 
     # 4. users with enough items
     qualified = con.sql(f"SELECT user, n FROM lengths WHERE n >= {params.min_items} ORDER BY user").to_arrow_table()
@@ -145,35 +145,22 @@ def _pipeline(
         raise BachError(f"no user has {params.min_items} liked items: the longest sequence has {longest}. {advice}")
     _keep(con, qualified)
     kept = "SELECT sum(n), count(*), (SELECT count(*) FROM items) FROM users"
-    steps.add(f"users with ≥ {params.min_items} items", *one(kept))
+    step(f"users with ≥ {params.min_items} items", *one(kept))
 
     # 5. at most max_users of them
     if qualified.num_rows > params.max_users:
         drawn = np.random.default_rng(params.seed).choice(qualified.num_rows, params.max_users, replace=False)
         _keep(con, qualified.take(np.sort(drawn)))
-    steps.add(f"at most {params.max_users:,} users", *one(kept))
+    step(f"at most {params.max_users:,} users", *one(kept))
 
     # 6. contiguous ids (`_keep` gave them) and sequences in the order of time
     n_events = write_sequences(con, folder, ORDER[params.ties])
     lengths = write_users(con, folder)
     write_items(con, folder, titles, source.items, columns)
     n_windows = int(windows_per_user(lengths).sum())
-    counts = {"users": len(lengths), "items": steps.done[-1]["items"], "events": n_events, "windows": n_windows}
+    counts = {"users": len(lengths), "items": steps[-1]["items"], "events": n_events, "windows": n_windows}
     say(", ".join(f"{counts[name]:,} {name}" for name in counts))
-    return {"steps": steps.done, "counts": counts, "bad_rows": {"count": bad.count, "first": bad.first}}
-
-
-class Steps:
-    """What remains of the log after each step: printed at once and kept for `meta.json`."""
-
-    def __init__(self, say: Say):
-        self.say, self.done = say, []
-
-    def add(self, name: str, rows: int, users: int, items: int) -> None:
-        left = {"rows": int(rows), "users": int(users), "items": int(items)}
-        before = {key: self.done[-1][key] for key in left} if self.done else None
-        self.done.append({"step": name, "before": before, **left})
-        self.say(f"{name:<28}" + "".join(f"{n:>13,} {what}" for what, n in left.items()))
+    return {"steps": steps, "counts": counts, "bad_rows": {"count": bad.count, "first": bad.first}}
 
 
 def _keep(con: duckdb.DuckDBPyConnection, users: pa.Table) -> None:
@@ -195,8 +182,7 @@ def _is_prepared(out: Path, identity: dict[str, Any], say: Say) -> bool:
         raise BachError(f"{out} exists and is not a prepared data set; choose another out=")
     complete = all((out / name).exists() for name in FILES.values())
     meta = read_json(out / "meta.json") if complete else {}
-    different = [key for key, value in identity.items() if meta.get(key) != value]
-    if different:
+    if different := [key for key, value in identity.items() if meta.get(key) != value]:
         say(f"{out.name}: replaced, because its {' and '.join(different)} differ")
     return not different
 

@@ -7,7 +7,6 @@ checksum must be an error, not a shorter log.
 import codecs
 import fnmatch
 import gzip
-import hashlib
 import re
 import shutil
 import zipfile
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from bachlib import BachError
+from bachlib.files import file_hash
 
 CHUNK = 1 << 22
 
@@ -41,18 +41,11 @@ class RawFile:
             if self.member:
                 with zipfile.ZipFile(self.path) as archive, archive.open(self.member) as stream:
                     yield gzip.GzipFile(fileobj=stream) if self.member.endswith(".gz") else stream
-            elif is_gzip(self.path):
-                with gzip.open(self.path) as stream:
-                    yield stream
             else:
-                with self.path.open("rb") as stream:
+                with gzip.open(self.path) if is_gzip(self.path) else self.path.open("rb") as stream:
                     yield stream
         except (EOFError, zlib.error, zipfile.BadZipFile, gzip.BadGzipFile) as error:
             raise BachError(f"{self.label} is damaged or was cut off ({error}); download it again") from None
-
-    @property
-    def plain(self) -> bool:
-        return not self.member and not is_gzip(self.path)
 
 
 def is_gzip(path: Path) -> bool:
@@ -109,7 +102,7 @@ def as_plain(raw: RawFile, work: Path, encoding: str = "utf-8") -> Path:
     except LookupError:
         raise BachError(f"encoding={encoding!r} is unknown to Python; examples are 'latin-1' and 'cp1252'") from None
     utf8 = codecs.lookup(encoding).name == "utf-8"
-    if raw.plain and utf8:
+    if utf8 and not raw.member and not is_gzip(raw.path):
         return raw.path
     work.mkdir(parents=True, exist_ok=True)
     copy = work / (raw.label.replace("/", "_").replace(":", "_") + ".plain")
@@ -129,6 +122,4 @@ def as_plain(raw: RawFile, work: Path, encoding: str = "utf-8") -> Path:
 
 def fingerprint(raw: RawFile) -> dict[str, str | int]:
     """Name, size and SHA-256 of the file that the user gave (of the zip, for a member of a zip)."""
-    with raw.path.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    return {"name": raw.path.name, "bytes": raw.path.stat().st_size, "sha256": digest}
+    return {"name": raw.path.name, "bytes": raw.path.stat().st_size, "sha256": file_hash(raw.path)}

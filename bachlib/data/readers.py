@@ -128,10 +128,8 @@ def _known_layout(source: Source, path: Path, label: str) -> Layout:
     first = _first_line(path, label)
     fields = [field.strip('"') for field in first.split(source.delimiter)]
     if len(fields) != len(source.columns) or fields != list(source.header or fields):
-        wanted = source.delimiter.join(source.header or source.columns)
-        raise BachError(
-            f"{label} is not a {source.name} log: its first line should be like {wanted!r} and is {first!r}"
-        )
+        found = f"should be like {source.delimiter.join(source.header or source.columns)!r} and is {first!r}"
+        raise BachError(f"{label} is not a {source.name} log: its first line {found}")
     return Layout(source.columns, source.delimiter, header=source.header is not None)
 
 
@@ -143,9 +141,8 @@ def _own_layout(log: LogTable, path: Path, label: str) -> Layout:
     delimiter = max(readings, key=lambda d: (len(wanted & set(readings[d])), len(readings[d])))
     named = log.named_columns(readings[delimiter], label)
     role = {column: name for name, column in named.items()}
-    names = [
-        role.pop(column, f"_{n}") for n, column in enumerate(readings[delimiter])
-    ]  # of a repeated column the first counts
+    # of a repeated column the first counts
+    names = [role.pop(column, f"_{n}") for n, column in enumerate(readings[delimiter])]
     layout = Layout(dict.fromkeys(names, "VARCHAR"), delimiter, header=True, quote='"')
     at = names.index("time")
     sample = [row[at] for _, row in itertools.islice(layout.rows(path), 10_000) if len(row) == len(names)]

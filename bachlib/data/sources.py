@@ -40,19 +40,12 @@ BY_HAND = "The download needs a (free) {} account, so a person has to fetch it."
 
 
 def _movielens(name: str, archive: str, md5: str | None, page: str = "", **format: Any) -> Source:
-    if not format:
-        header = ("userId", "movieId", "rating", "timestamp")
-        format = {"log": "ratings.csv", "header": header, "items": "movies.csv"}
-    return Source(
-        name=name,
-        columns=RATING,
-        archive=archive,
-        where=f"https://grouplens.org/datasets/movielens/{page}",
-        url=f"https://files.grouplens.org/datasets/movielens/{archive}",
-        md5=md5,
-        note="For research; it may not be redistributed (see the README in the archive).",
-        **format,
-    )
+    header = ("userId", "movieId", "rating", "timestamp")
+    format = format or {"log": "ratings.csv", "header": header, "items": "movies.csv"}
+    where = f"https://grouplens.org/datasets/movielens/{page}"
+    url = f"https://files.grouplens.org/datasets/movielens/{archive}"
+    note = "For research; it may not be redistributed (see the README in the archive)."
+    return Source(name, columns=RATING, archive=archive, where=where, url=url, md5=md5, note=note, **format)
 
 
 SOURCES: dict[str, Source] = {
@@ -62,22 +55,14 @@ SOURCES: dict[str, Source] = {
         _movielens("movielens-25m", "ml-25m.zip", "6b51fb2759a8657d3bfcbfc42b592ada"),
         _movielens("movielens-latest", "ml-latest.zip", None),
         _movielens("movielens-latest-small", "ml-latest-small.zip", None),
-        _movielens(
-            "movielens-1m", "ml-1m.zip", "c4d9eecfca2ab87c1945afe126590906", "1m/",
-            log="ratings.dat", delimiter="::", items="movies.dat",
-        ),
-        _movielens(
-            "movielens-100k", "ml-100k.zip", "0e33842e24a9c977be4e0107933c0723", "100k/",
-            log="u.data", delimiter="\t", items="u.item",
-        ),
-        Source(
-            "taobao", "UserBehavior*.csv", TAOBAO, archive="UserBehavior.csv.zip",
-            where="https://tianchi.aliyun.com/dataset/649", note=BY_HAND.format("Tianchi"),
-        ),
-        Source(
-            "netflix", "combined_data_*.txt", items="movie_titles.csv", archive="archive.zip",
-            where="https://www.kaggle.com/datasets/netflix-inc/netflix-prize-data", note=BY_HAND.format("Kaggle"),
-        ),
+        _movielens("movielens-1m", "ml-1m.zip", "c4d9eecfca2ab87c1945afe126590906", "1m/",
+                   log="ratings.dat", delimiter="::", items="movies.dat"),
+        _movielens("movielens-100k", "ml-100k.zip", "0e33842e24a9c977be4e0107933c0723", "100k/",
+                   log="u.data", delimiter="\t", items="u.item"),
+        Source("taobao", "UserBehavior*.csv", TAOBAO, archive="UserBehavior.csv.zip",
+               where="https://tianchi.aliyun.com/dataset/649", note=BY_HAND.format("Tianchi")),
+        Source("netflix", "combined_data_*.txt", items="movie_titles.csv", archive="archive.zip",
+               where="https://www.kaggle.com/datasets/netflix-inc/netflix-prize-data", note=BY_HAND.format("Kaggle")),
         Source("planted", "log.csv", items="items.csv"),
         Source("csv", "*.csv"),
         Source("parquet", "*.parquet"),
@@ -92,7 +77,6 @@ def find_source(name: str) -> Source:
 
 
 Row = tuple[str, str, list[str]]  # raw id, title, genres
-
 ML100K_GENRES = """
     unknown Action Adventure Animation Children's Comedy Crime Documentary Drama Fantasy Film-Noir Horror
     Musical Mystery Romance Sci-Fi Thriller War Western
@@ -143,10 +127,9 @@ TITLES = {  # file name of the item table → its reader and encoding
 def read_titles(raw: RawFile, kind: str) -> pd.DataFrame:
     """raw_id (as text), title and genres of every item in the table."""
     reader, encoding = TITLES[kind]
-    with raw.open() as stream:
-        content = stream.read()
     try:
-        rows = list(reader(content.decode(encoding)))
+        with raw.open() as stream:
+            rows = list(reader(stream.read().decode(encoding)))
     except (ValueError, KeyError) as error:
         raise BachError(f"{raw.label} is not in the format of the authors' {kind}: {error}") from None
     return pd.DataFrame(rows, columns=["raw_id", "title", "genres"])

@@ -3,32 +3,32 @@
 import hashlib
 from pathlib import Path
 
-import duckdb
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+from duckdb import DuckDBPyConnection as Connection
 
 from bachlib.data.dataset import FILES
 from bachlib.data.raw import RawFile
 from bachlib.data.sources import read_titles, split_genres
+from bachlib.files import file_hash
 
 
-def write_sequences(con: duckdb.DuckDBPyConnection, folder: Path, order: str) -> int:
+def write_sequences(con: Connection, folder: Path, order: str) -> int:
     """`sequences.npy`: the item ids of all users, user after user, streamed from the sorted query."""
     (n_events,) = con.execute("SELECT sum(n)::BIGINT FROM users").fetchall()[0]
     flat = np.lib.format.open_memmap(folder / FILES["sequences"], mode="w+", dtype=np.int32, shape=(n_events,))
     at = 0
-    for part in con.sql(f"""
-        SELECT items.id FROM firsts JOIN users USING (user) JOIN items USING (item) ORDER BY users.id, {order}
-    """).to_arrow_reader(1_000_000):
+    query = f"SELECT items.id FROM firsts JOIN users USING (user) JOIN items USING (item) ORDER BY users.id, {order}"
+    for part in con.sql(query).to_arrow_reader(1_000_000):
         flat[at : at + part.num_rows] = part.column(0).to_numpy()
         at += part.num_rows
     flat.flush()
     return n_events
 
 
-def write_users(con: duckdb.DuckDBPyConnection, folder: Path) -> np.ndarray:
+def write_users(con: Connection, folder: Path) -> np.ndarray:
     """`users.parquet` and `offsets.npy`; returns the lengths of the sequences."""
     users = con.sql("SELECT id AS user, user AS raw_id, n::INTEGER AS n_items FROM users ORDER BY id").to_arrow_table()
     pq.write_table(users, folder / FILES["users"])
@@ -37,9 +37,7 @@ def write_users(con: duckdb.DuckDBPyConnection, folder: Path) -> np.ndarray:
     return lengths
 
 
-def write_items(
-    con: duckdb.DuckDBPyConnection, folder: Path, titles: RawFile | None, kind: str | None, columns: dict[str, str]
-) -> None:
+def write_items(con: Connection, folder: Path, titles: RawFile | None, kind: str | None, columns: dict) -> None:
     """`items.parquet`: id, raw id, number of users who like it, and its title and genres if the data set has them."""
     items = con.sql("SELECT id AS item, item AS raw_id, n::INTEGER AS n_users FROM items ORDER BY id").to_arrow_table()
     named = pd.DataFrame({"raw_id": [str(raw) for raw in items["raw_id"].to_pylist()]})
@@ -56,7 +54,7 @@ def write_items(
     pq.write_table(items, folder / FILES["items"])
 
 
-def _first_mention(con: duckdb.DuckDBPyConnection, column: str) -> pd.Series:
+def _first_mention(con: Connection, column: str) -> pd.Series:
     """For every kept item, the first non-empty value of this column in the log."""
     return con.sql(f"""
         SELECT arg_min(log.{column}, log.rowid) FILTER (log.{column}::VARCHAR <> '') AS said
@@ -65,8 +63,4 @@ def _first_mention(con: duckdb.DuckDBPyConnection, column: str) -> pd.Series:
 
 
 def content_hash(folder: Path) -> str:
-    digest = hashlib.sha256()
-    for name in FILES.values():
-        with (folder / name).open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
-    return digest.hexdigest()
+    return hashlib.sha256(b"".join(bytes.fromhex(file_hash(folder / name)) for name in FILES.values())).hexdigest()

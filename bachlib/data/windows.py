@@ -1,9 +1,8 @@
 """The training windows (appendix A) and their sampler.
 
 A window is 50 items of a training prefix that predict one of the next 10, with stride 1: a user with L ≥ 80 items has
-L − 79 windows. Windows are index arithmetic on the flat array of all sequences and are never stored.
-
-If `min_items` was lowered, a user too short for a full window gives one window, padded on the left with −1.
+L − 79 windows, and a shorter one a single window, padded on the left with −1. Windows are index arithmetic on the flat
+array of all sequences and are never stored.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 
 from bachlib import BachError
 from bachlib.data.dataset import Dataset, Split
-from bachlib.files import canonical_json, short_hash, write_table, write_text
+from bachlib.files import short_hash, write_json, write_table
 from bachlib.rank import metrics
 from bachlib.rank.ranks import Exclude, ranks, sample_users, score_blocks
 from bachlib.train.run import Run
@@ -60,7 +60,7 @@ class Evaluation:
             parts.append(pd.DataFrame(self.slates, self.per_user.index).add_prefix("slate_"))
         write_table(stem.with_suffix(".parquet"), pd.concat(parts, axis=1))
         told = {"means": self.means, "protocol": self.protocol, "about": self.about}
-        write_text(stem.with_suffix(".json"), canonical_json(told))
+        write_json(stem.with_suffix(".json"), told)
         return stem.with_suffix(".json")
 
     @classmethod

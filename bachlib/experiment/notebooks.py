@@ -30,7 +30,6 @@ from bachlib.experiment.settings import SINGLE, Experiment, notebook_folder
 from bachlib.experiment.stages import run_name
 from bachlib.files import (
     RUN_DIR,
-    canonical_json,
     code_hash,
     forget,
     only_one,
@@ -38,6 +37,7 @@ from bachlib.files import (
     read_json,
     short_hash,
     versions,
+    write_json,
     write_text,
 )
 from bachlib.params import PrepareParams, WorldParams
@@ -64,14 +64,14 @@ def run(p: Experiment, *, fresh: bool = False, report: bool = True) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with only_one(folder / STATUS):
         write_text(folder / PARAMS, as_yaml(p))
-        write_text(folder / "environment.json", canonical_json(versions()))
+        write_json(folder / "environment.json", versions())
         done = {} if fresh else finished(p, folder)
         _clear(folder, keep=done)
         status: dict[str, Any] = {"status": "running", "notebooks": done}
         name = p.notebooks[0]
         try:
             for name, values in stages(p).items():
-                write_text(folder / STATUS, canonical_json(status))
+                write_json(folder / STATUS, status)
                 if name in done:
                     print(f"{name:<16} unchanged", flush=True)
                     continue
@@ -89,7 +89,7 @@ def run(p: Experiment, *, fresh: bool = False, report: bool = True) -> Path:
                 status |= {"status": "stopped"}
             raise
         finally:
-            write_text(folder / STATUS, canonical_json(status))
+            write_json(folder / STATUS, status)
             if report:
                 # after a failure that error is the one to show, not one of the report
                 with suppress(*(() if status["status"] == "done" else (Exception,))):

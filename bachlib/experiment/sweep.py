@@ -31,7 +31,6 @@ from bachlib.experiment.settings import SINGLE, Experiment, checked, log_at, nea
 from bachlib.experiment.stages import data_name, heads_of, label, measured, run_name
 from bachlib.files import (
     RUN_DIR,
-    canonical_json,
     in_progress,
     only_one,
     output_dir,
@@ -39,6 +38,7 @@ from bachlib.files import (
     read_json,
     record,
     short_hash,
+    write_json,
     write_text,
 )
 from bachlib.model.methods import METHODS
@@ -225,7 +225,7 @@ def run_here(point: Point) -> None:
             noted = {"status": "failed", "failed": SINGLE, "error": f"{type(error).__name__}: {error}"[:2000]}
             raise
         finally:
-            write_text(point.folder / STATUS, canonical_json(noted))
+            write_json(point.folder / STATUS, noted)
 
 
 def results(points: Sequence[Point]) -> tuple[pd.DataFrame, dict[str, Evaluation]]:

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from bachlib import BachError
-from bachlib.files import replacing
+from bachlib.files import differences, replacing
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: dict[str, Any] | None = None) -> None:
@@ -38,13 +38,6 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise BachError(f"{path} is damaged ({error}); start again with fresh=True") from None
 
 
-def load_weights(model: nn.Module, path: Path) -> dict[str, Any]:
-    """Load the weights of a file into a model; return `about` of the file."""
-    tensors, about = read_tensors(path)
-    _fill(model, tensors, path)
-    return about
-
-
 def save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, sums: dict[str, Tensor], about: dict) -> None:
     tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
     for name, parameter in model.named_parameters():
@@ -60,7 +53,7 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> tupl
     for name, value in tensors.items():
         part, rest = name.split(".", 1)
         parts[part][rest] = value
-    _fill(model, parts["model"], path)
+    load_weights(model, path, parts["model"])
     parameters = dict(model.named_parameters())
     for name, value in parts["optimizer"].items():
         key, of = name.split(".", 1)
@@ -68,12 +61,10 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> tupl
     return parts["sums"], about
 
 
-def _fill(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
-    ours = model.state_dict()
-    if wrong := sorted(set(ours) ^ set(tensors)):
-        raise BachError(f"{path} belongs to another model: only one of them has {', '.join(wrong[:4])}")
-    for name, value in tensors.items():
-        there, here = tuple(value.shape), tuple(ours[name].shape)
-        if there != here:
-            raise BachError(f"{path} belongs to another model: {name} is {there} there, {here} here")
+def load_weights(model: nn.Module, path: Path, tensors: dict[str, Tensor] | None = None) -> None:
+    """Load the weights of a file into a model; `tensors`: those of the file, if they have been read."""
+    tensors = read_tensors(path)[0] if tensors is None else tensors
+    there, here = ({name: tuple(x.shape) for name, x in state.items()} for state in (tensors, model.state_dict()))
+    if different := differences(there, here, "there", "here"):
+        raise BachError(f"{path} belongs to another model: {'; '.join(different[:4])}")
     model.load_state_dict(tensors)

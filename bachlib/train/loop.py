@@ -131,10 +131,8 @@ class _Training:
         torch.manual_seed(int(own >> np.uint64(1)))
         mine = self.team.rows(len(batch.positive))
         others = np.delete(batch.positive, mine)  # positives of the other processes are candidates too
-        user, history, positive, negatives = (
-            torch.from_numpy(x).to(self.device)
-            for x in (batch.user[mine], batch.history[mine], batch.positive[mine], np.concatenate([others, negatives]))
-        )
+        arrays = batch.user[mine], batch.history[mine], batch.positive[mine], np.concatenate([others, negatives])
+        user, history, positive, negatives = (torch.from_numpy(x).to(self.device) for x in arrays)
         mixed = self.p.precision == "mixed" or (self.p.precision == "auto" and self.device.type == "cuda")
         self.optimizer.zero_grad()
         seen, wrong, loss = None, "", torch.tensor(torch.nan)
@@ -209,8 +207,7 @@ class _Training:
         if self.team.first:
             self.run.write(self.rows, status=status, best=self.best)
         self.team.wait()
-        best = self.run.folder / "best.safetensors"
-        if self.best and best.exists():
+        if self.best and (best := self.run.folder / "best.safetensors").exists():
             checkpoint.load_weights(self.model, best)
         self.model.eval()
         if status == "stopped":

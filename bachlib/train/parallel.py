@@ -1,10 +1,8 @@
 """Data-parallel training: torchrun starts the processes, `group` joins them (gloo on CPU, nccl on CUDA).
 
-Each process takes its share of the rows of every batch, and gradients are averaged. The candidate set is that of the
-whole batch: all processes draw the same batch from the same seed, so each knows the positives of the others and adds
-them to its negatives. Two processes with B/2 rows each therefore take the same step as one process with B rows, up to
-rounding and dropout masks. (With its own positives only, a process would have B/2 − 1 in-batch negatives instead of
-B − 1: an easier task, and losses that cannot be compared.)
+Each process takes its share of the rows of every batch, and gradients are averaged. All processes draw the same batch
+from the same seed, so each knows the positives of the others and adds them to its negatives. Two processes with B/2
+rows each therefore take the same step as one process with B rows, up to rounding and dropout masks.
 """
 
 import atexit
@@ -62,8 +60,7 @@ class Group:
     def extremes(self, low_high: Tensor) -> Tensor:
         """(smallest of the first, largest of the second) over all processes."""
         both = torch.stack([-low_high[0], low_high[1]])
-        if self.size > 1:
-            dist.all_reduce(both, dist.ReduceOp.MAX)
+        dist.all_reduce(both, dist.ReduceOp.MAX)
         return torch.stack([-both[0], both[1]])
 
     def wait(self) -> None:

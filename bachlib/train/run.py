@@ -9,7 +9,6 @@ environment.json       versions
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -24,10 +23,8 @@ from bachlib.model.methods import Method, build
 from bachlib.params import TrainParams
 from bachlib.train.checkpoint import load_weights
 
-# a run may be resumed with other values of these
-FREE = {"epochs", "patience", "device", "checkpoint_seconds"}
-# the code that decides a training, beside its data and parameters
-CODE = ("model", "rank", "train", "data/dataset.py", "data/windows.py")
+FREE = {"epochs", "patience", "device", "checkpoint_seconds"}  # a run may be resumed with other values of these
+CODE = ("model", "rank", "train", "data/dataset.py", "data/windows.py")  # what decides a training beside its input
 
 
 class Run:
@@ -61,8 +58,7 @@ class Run:
             fresh = fresh or known.get("content_hash") not in (None, dataset.meta["content_hash"])
         if (folder / "run.json").exists() and not fresh:
             there = read_about(folder)
-            if different := differences(there["identity"], identity, "there", "here"):
-                different = "; ".join(different)
+            if different := "; ".join(differences(there["identity"], identity, "there", "here")):
                 raise BachError(f"{folder} holds another run: {different}. Choose another folder, or fresh=True")
             return cls(folder, model, there | {"limits": limits})
         folder.mkdir(parents=True, exist_ok=True)
@@ -139,7 +135,6 @@ def data_of(folder: Path, data: Path | None = None) -> Dataset:
 def read_about(folder: Path) -> dict[str, Any]:
     if not (folder / "run.json").exists():
         raise BachError(f"{folder} is not a run (it has no run.json)")
-    try:
-        return json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    except ValueError:
-        raise BachError(f"{folder / 'run.json'} is damaged; train again with fresh=True") from None
+    if about := read_json(folder / "run.json"):
+        return about
+    raise BachError(f"{folder / 'run.json'} is damaged; train again with fresh=True")

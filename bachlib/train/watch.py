@@ -103,7 +103,7 @@ class Progress:
     def epoch(self, row: dict[str, Any], best: bool, seconds_left: float) -> None:
         self.close()
         auprc = "" if row["valid_auprc"] is None else f" · AUPRC {row['valid_auprc']:.4f}{' (best)' if best else ''}"
-        left = f", at most {_duration(seconds_left)} left" if seconds_left else ""
+        left = f", at most {tqdm.format_interval(seconds_left)} left" if seconds_left else ""
         speed = f"{row['windows_per_s']:,.0f} windows/s{left}"
         self.say(f"epoch {row['epoch']:>3}/{self.epochs} · {_in_short(row)}{auprc} · {speed}")
 
@@ -137,22 +137,12 @@ def _in_short(row: dict[str, Any]) -> str:
     return f"{text} · heads {row['effective_heads']:.1f}/{len(row['usage'])}"
 
 
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
 def _notebook_display():
     """An output of the current cell that can be updated, or None outside of a notebook."""
-    if "IPython" not in sys.modules:
-        return None
-    from IPython import get_ipython
-    from IPython.display import display
-
-    if type(get_ipython()).__name__ != "ZMQInteractiveShell":
-        return None
-    return display({"text/plain": "training …"}, raw=True, display_id=True)
+    ipython = sys.modules.get("IPython")
+    if ipython and type(ipython.get_ipython()).__name__ == "ZMQInteractiveShell":
+        return ipython.display.display({"text/plain": "training …"}, raw=True, display_id=True)
+    return None
 
 
 def divergence(
