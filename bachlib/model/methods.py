@@ -119,10 +119,7 @@ def build(
         encoder = encoder or ENCODERS[row.encoder](p, k)
         if row.kernel is not None and gate is None:
             gate = PiTable(dataset.n_users, k) if p.pi == "table" else Gate(cls_tower(p, 1), p.d, k)
-        kernel = row.kernel and (p.kernel or row.kernel)
-        rest = {"n_hist": p.n_hist, "history": p.history, "power": p.mind_power, "config": config}
-        model = TwoTower(encoder, item_tower, row.objective, k=k, tau=p.tau, gate=gate, kernel=kernel, **rest)
-        return _on_data(model, dataset)
+        return _on_data(TwoTower(encoder, item_tower, gate, config), dataset)
 
 
 def _on_data(model: TwoTower | MostPop, dataset: Dataset) -> TwoTower | MostPop:
