@@ -18,18 +18,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from bachlib import BachError
-from bachlib.model.onepass import copies_of_positive, in_full, reconstruction
+from bachlib.model.onepass import Heads, Ids, Items, PerHead, Rows, copies_of_positive, in_full, reconstruction
 from bachlib.model.sphere import Kernel, check_unit
-
-Heads = Float[Tensor, "B k d"]
-Items = Float[Tensor, "C d"]  # candidates
-Rows = Int[Tensor, " B"]  # the row of each positive in the candidates
-Ids = Int[Tensor, " C"]  # the item of each candidate
-PerHead = Float[Tensor, "B k"]
 
 
 class Elbo(NamedTuple):
@@ -100,9 +94,7 @@ def kl_gap(log_pi: PerHead, log_sigma: PerHead, log_p: PerHead) -> Float[Tensor,
     return (gamma * torch.where(gamma > 0, ratio, 0.0)).sum(-1)
 
 
-def log_density(
-    heads: Heads, items: Float[Tensor, "n d"], log_pi: PerHead, kappa: PerHead, kernel: Kernel
-) -> Float[Tensor, "B n"]:
+def log_density(heads: Heads, items: Items, log_pi: PerHead, kappa: PerHead, kernel: Kernel) -> Float[Tensor, "B C"]:
     """log m(i | u) = log Σ_r π_r C_d(κ_r) ω_κ(⟨u_r, v_i⟩), the score at serving (eq. 23)."""
     check_unit(heads=heads, items=items)
     _same_shape(log_pi=log_pi, kappa=kappa, heads=heads[..., 0])
