@@ -173,10 +173,8 @@ def summary(model: TwoTower, dataset: Dataset, users: Users, split: Split = "tes
 
 
 @torch.no_grad()
-def interest_of_heads(
-    model: TwoTower, heads: Array, item_interest: Array, items: Array | None = None
-) -> Float[Tensor, "U k m"]:
-    """p_r(j) = Σ_{i in j} p_r(i): the mass that each head's softmax over the catalogue (eq. 12) gives to interest j.
+def interest_of_heads(model: TwoTower, heads: Array, item_interest: Array, items: Array | None = None) -> Tensor:
+    """p_r(j) = Σ_{i in j} p_r(i) (U, k, m): the mass of interest j in each head's softmax over the catalogue (eq. 12).
 
     `heads`: (U, k, d). `item_interest`: the interest of each item (n,), or its share of each (n, m), its genres for
     example. `items`: the item vectors (n, d), if they are known already.

@@ -180,7 +180,7 @@ def _about_run(run: Run) -> dict[str, Any]:
     train = run.about["identity"]["train"] | run.about.get("limits", {})
     chosen = run.best["auprc"] if run.best and run.weights == "best" else None  # of these weights
     told = {"run": run.folder.name, "train": train, "status": run.status, "weights": run.weights}
-    return {**told, "valid_auprc": chosen}
+    return told | {"valid_auprc": chosen}
 
 
 # Mistakes of public code, wrong on purpose, so that their effect can be measured (notebook 05). Two more are options:

@@ -1,11 +1,10 @@
 """Intervals and tests over many seeds × many users.
 
-Two things vary: the evaluated users, and the seed of a training. `paired_bootstrap` resamples both: the same users for
-both methods, the seeds of each method separately, since two methods share little of what a seed decides. Its intervals
-are for "another sample of users and another training". The permutation test swaps the two methods' results user by
-user: its p is for "these trained models on other users". With a single seed the interval does not include variation
-between trainings; with two or three seeds it is too narrow: where training noise was a fifth of a user's, 95% intervals
-held the true value in 86% of simulated worlds with two seeds and in 89% with three.
+`paired_bootstrap` resamples users (the same for both methods) and seeds (of each method separately, since two methods
+share little of what a seed decides): its intervals are for "another sample of users and another training". The
+permutation test swaps two methods' results user by user: its p is for "these trained models on other users". With two
+or three seeds the interval is too narrow: where training noise was a fifth of a user's, 95% intervals held the true
+value in 86% of simulated worlds with two seeds and in 89% with three; one seed says nothing of how trainings vary.
 """
 
 from __future__ import annotations

@@ -98,8 +98,7 @@ def build(
             f"{', '.join(OBJECTIVES)}; elbo needs a kernel, the other objectives have none"
         )
     p = validated(ModelParams, {"k": k, **model_params}, f"model {name}")
-    k = row.heads_for(p.k)
-    parts = {"encoder": encoder, "item_tower": item_tower, "gate": gate}
+    k, parts = row.heads_for(p.k), {"encoder": encoder, "item_tower": item_tower, "gate": gate}
     own = {part: _known_as(module) for part, module in parts.items() if module is not None}
     config = {"method": name, "row": row._asdict(), "params": p.model_dump() | {"k": k}, "own": own}
     if row.objective == "counts":

@@ -1,13 +1,9 @@
 """The per-user mixture of softmaxes and its ELBO (section 4): the plain reference, one function per equation.
 
-    eq. 12  log_components          log p_r(i_n | u_n)                  (B, k)
-    eq. 13–14  log_likelihood       ℓ_n = log Σ_r π_r p_r               (B,)
-    eq. 17  log_sigma               log C_d(κ_r) ω_κ(⟨u_r, v⟩)          (B, k)
-    eq. 19  responsibilities        log γ_n, blind to the negatives     (B, k)
-    eq. 20  contrastive_posterior   log γ_n^con                         (B, k)
-    eq. 20  kl_gap                  KL(γ_n ‖ γ_n^con) = ℓ_n − ELBO_n    (B,)
-    eq. 15, 16, 21  elbo            reconstruction + prior + entropy    (B,)
-    eq. 23  log_density             log m(i | u) over items             (B, n)
+    eqs. 12–14   log_components, log_likelihood
+    eqs. 17, 19  log_sigma, responsibilities: γ_n, blind to the negatives
+    eq. 20       contrastive_posterior, kl_gap: KL(γ_n ‖ γ_n^con) = ℓ_n − ELBO_n
+    eqs. 15, 16, 21, 23  elbo_at, elbo, log_density
 
 The candidate set C_n is a *set*: with `ids`, other copies of a row's positive among the candidates are left out.
 `loss` is the training loss, computed in one pass over the candidates (`onepass`); `plain_loss` is its plain reference.

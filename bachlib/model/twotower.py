@@ -167,9 +167,8 @@ class TwoTower(nn.Module):
         log_pi = self._log_pi(tokens, history, user)
         own = torch.arange(len(positive), device=ids.device)  # the positives are the first candidates
         with torch.autocast(ids.device.type, enabled=False):  # mixed precision is for the towers only
-            if self.objective_name == "elbo":
-                return self._elbo(heads, log_pi, kappa, candidates, own, ids)
-            return self._routed(heads, log_pi, kappa, candidates, own, ids)
+            step = self._elbo if self.objective_name == "elbo" else self._routed
+            return step(heads, log_pi, kappa, candidates, own, ids)
 
     def _routed(self, heads, log_pi, kappa, candidates, own, ids) -> Objective:
         """The hard-routing losses (eqs. 6, 9, 10); γ is 1 for the head closest to the positive."""

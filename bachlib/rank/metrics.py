@@ -114,18 +114,14 @@ def novelty(slates: Slates, popularity: Float[np.ndarray, " n_items"]) -> PerUse
     return -np.log2(np.maximum(popularity, floor))[_full(slates)].mean(1)
 
 
-def popularity_bias(
-    slates: Slates, popularity: Float[np.ndarray, " n_items"], known: Int[np.ndarray, "U n"]
-) -> PerUser:
+def popularity_bias(slates: Slates, popularity: Float[np.ndarray, " n"], known: Int[np.ndarray, "U h"]) -> PerUser:
     """Mean popularity of the slate / mean popularity of the user's known items − 1. 0: equal, 1: twice as popular."""
     popularity, known = np.asarray(popularity, float), np.asarray(known)
     own = np.where(known >= 0, popularity[np.maximum(known, 0)], 0).sum(1) / (known >= 0).sum(1)
     return popularity[_full(slates)].mean(1) / own - 1
 
 
-def interest_coverage(
-    slates: Slates, labels: Float[np.ndarray, "n_items m"], wanted: Float[np.ndarray, "U m"]
-) -> PerUser:
+def interest_coverage(slates: Slates, labels: Float[np.ndarray, "n m"], wanted: Float[np.ndarray, "U m"]) -> PerUser:
     """The share of a user's interests that occur in the slate; NaN for a user without interests.
 
     `labels` are the interests of the items, `wanted` those of the users: 0 and 1, or weights such as a planted π_u.

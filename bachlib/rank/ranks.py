@@ -79,10 +79,7 @@ def target_ranks(model: Module, dataset: Dataset, users: Users, split: Split) ->
 
 
 def ranks(scores: Float[Tensor, "B n"], targets: Int[Tensor, "B m"]) -> Int[np.ndarray, "B m"]:
-    """1 + the number of items with a higher score, or an equal score and a lower number.
-
-    Nothing is sorted: ten comparisons per item are faster.
-    """
+    """1 + the number of items with a higher score, or an equal score and a lower number; faster than sorting."""
     if scores.device.type != "cpu":
         return plain_ranks(scores, targets).cpu().numpy()
     values, wanted = scores.numpy(), targets.numpy()
