@@ -71,15 +71,16 @@ def test_best_is_bold_and_difference_is_marked():
 def rowed(**values) -> Table:
     """A table of one method against the baseline, with numbers as given."""
     usual = {"metric": "R@10", "k": 8, "seeds": 3, "users": 9, "mean": 0.2, "low": 0.1, "high": 0.3, "gain": 0.1}
-    usual |= {"gain_low": 0.05, "gain_high": 0.2, "difference": 0.1, "p": 0.001, "p_holm": 0.01}
-    rows = [{**usual, "method": "p-bach", **values}, {**usual, "method": "base", "p_holm": np.nan}]
+    usual |= {"gain_low": 0.05, "gain_high": 0.2, "difference": 0.1, "p": 0.001}
+    rows = [{**usual, "method": name, "p": p} for name, p in (("base", np.nan), ("mind", 0.9))]
+    rows.append({**usual, "method": "p-bach", **values})
     return Table(pd.DataFrame(rows), "base", PROTOCOL)
 
 
 def test_a_mark_needs_the_corrected_p_and_the_interval():
     assert rowed().cells().loc["p-bach", "R@10"].endswith("▲")
     assert rowed(difference=-0.1, gain_low=-0.2, gain_high=-0.05).cells().loc["p-bach", "R@10"].endswith("▼")
-    for values in ({"p_holm": 0.06}, {"gain_low": -0.01}, {"gain_high": np.nan, "gain_low": np.nan}):
+    for values in ({"p": 0.03}, {"gain_low": -0.01}, {"gain_high": np.nan, "gain_low": np.nan}):
         assert rowed(**values).cells().loc["p-bach", "R@10"][-1].isdigit(), values
 
 

@@ -1,13 +1,9 @@
 """What the heads of a model do: how much each is used, how far apart and how sharp they are, how calibrated π_u is.
 
-`held_out` compares each head with a user's held-out items. With the whole catalogue as candidates that gives the
-responsibilities γ (eq. 19), the KL gap of the bound (eq. 20) and the held-out likelihood. If π_u is right, head r
-explains a share π_u^(r) of the user's items (the fixed point of the M-step, eq. 22): `calibration` measures that.
-
-In the planted world every item belongs to a known interest j. The meaning of a head is the mass that its softmax over
-the catalogue gives to each interest, p_r(j); the model expects of a user q_j = Σ_r π_r p_r(j), to be compared with the
-planted π_u. (Cosines to the centre of an interest are misleading: with τ = 0.07, 0.07 more cosine makes an item e times
-as likely, so heads need not be near their items.)
+If π_u is right, head r explains a share π_u^(r) of the user's items (the fixed point of the M-step, eq. 22):
+`calibration` measures that. In the planted world every item belongs to a known interest j. The meaning of a head is the
+mass that its softmax over the catalogue gives to each interest, p_r(j). (Cosines to the centre of an interest are
+misleading: with τ = 0.07, 0.07 more cosine makes an item e times as likely, so heads need not be near their items.)
 """
 
 from __future__ import annotations
@@ -25,13 +21,16 @@ from bachlib.data import Dataset
 from bachlib.data.dataset import Split
 from bachlib.model import mixture
 from bachlib.model.twotower import Encoded, TwoTower
+from bachlib.rank.ranks import Users
 from bachlib.train.watch import effective_heads
 
 BLOCK = 1 << 23  # logits at a time
+Array = np.ndarray | Tensor
+NO_KERNEL = "only the BACH methods have responsibilities, a bound and its gap"
 
 
 @torch.no_grad()
-def encode_users(model: TwoTower, dataset: Dataset, users: Int[np.ndarray, " U"], split: Split = "test") -> Encoded:
+def encode_users(model: TwoTower, dataset: Dataset, users: Users, split: Split = "test") -> Encoded:
     """Heads, log π_u and κ of many users, before their held-out items."""
     was_training = model.training
     model.eval()
@@ -68,9 +67,8 @@ class HeldOut(NamedTuple):
     def gap(self) -> Float[Tensor, "U m"]:
         """KL(γ ‖ γ_con) of each item (eq. 20), in nats."""
         if self.log_sigma is None:
-            raise BachError("only the BACH methods have a bound and its gap")
-        log_pi = self.log_pi[:, None].expand_as(self.log_p)
-        return mixture.kl_gap(*(x.flatten(0, 1) for x in (log_pi, self.log_sigma, self.log_p))).view(log_pi.shape[:2])
+            raise BachError(NO_KERNEL)
+        return mixture.kl_gap(self.log_pi[:, None].expand_as(self.log_p), self.log_sigma, self.log_p)
 
     @property
     def log_likelihood(self) -> Float[Tensor, "U m"]:
@@ -79,7 +77,7 @@ class HeldOut(NamedTuple):
 
 
 @torch.no_grad()
-def held_out(model: TwoTower, dataset: Dataset, users: Int[np.ndarray, " U"], split: Split = "test") -> HeldOut:
+def held_out(model: TwoTower, dataset: Dataset, users: Users, split: Split = "test") -> HeldOut:
     """Each head's probabilities of the users' held-out items, with all items as candidates."""
     encoded, items = encode_users(model, dataset, users, split), model.items()
     targets = items[torch.as_tensor(dataset.targets(users, split), device=items.device)]  # (U, m, d)
@@ -114,7 +112,7 @@ class Explained(NamedTuple):
 def explained(model: TwoTower, encoded: Encoded, items: Int[np.ndarray, "U m"]) -> Explained:
     """Responsibilities for items of each user, for example a history; −1 is padding."""
     if model.kernel is None:
-        raise BachError("only the BACH methods have responsibilities")
+        raise BachError(NO_KERNEL)
     vectors = model.items()
     t = vectors[torch.as_tensor(items, device=vectors.device)] @ encoded.heads.mT  # (U, m, k)
     log_sigma = model.kernel.log_density(t, encoded.kappa[:, None], model.d)
@@ -139,18 +137,17 @@ def calibration(predicted: Float[np.ndarray, "U k"], realised: Float[np.ndarray,
     return Calibration(table, float(np.average((table["predicted"] - table["realised"]).abs(), weights=table["n"])))
 
 
-def pi_calibration(of: HeldOut, bins: int = 10) -> Calibration:
+def pi_calibration(of: HeldOut) -> Calibration:
     """π_u^(r) against the mean responsibility of head r over the user's held-out items."""
-    return calibration(of.log_pi.exp().cpu().numpy(), of.gamma.mean(1).cpu().numpy(), bins)
+    return calibration(of.log_pi.exp().cpu().numpy(), of.gamma.mean(1).cpu().numpy())
 
 
 def collapse(history: pd.DataFrame) -> pd.DataFrame:
     """Routing collapse over a training, from the history of a run: 0: all heads are used equally, 1: only one is."""
     k = len(history["usage"].iloc[0])
-    table = history[["epoch", "step", "effective_heads", "head_cosine"]].copy()
-    table["largest_share"] = [max(usage) for usage in history["usage"]]
-    table["collapse"] = [1 - (heads - 1) / (k - 1) if k > 1 else 0.0 for heads in history["effective_heads"]]
-    return table
+    table = history[["epoch", "step", "effective_heads", "head_cosine"]]
+    collapsed = 1 - (history["effective_heads"] - 1) / (k - 1) if k > 1 else 0.0
+    return table.assign(largest_share=history["usage"].map(max), collapse=collapsed)
 
 
 def kappa_bounds(kappa: Float[Tensor, "U k"]) -> dict[str, float]:
@@ -159,7 +156,7 @@ def kappa_bounds(kappa: Float[Tensor, "U k"]) -> dict[str, float]:
     return dict(zip(["min", "1%", "median", "99%", "max"], at.tolist(), strict=True))
 
 
-def summary(model: TwoTower, dataset: Dataset, users: Int[np.ndarray, " U"], split: Split = "test") -> dict[str, float]:
+def summary(model: TwoTower, dataset: Dataset, users: Users, split: Split = "test") -> dict[str, float]:
     """The diagnostics as one row: use on held-out items, distance, sharpness, calibration."""
     encoded, of = encode_users(model, dataset, users, split), held_out(model, dataset, users, split)
     usage = of.gamma.mean((0, 1)).tolist()
@@ -170,23 +167,17 @@ def summary(model: TwoTower, dataset: Dataset, users: Int[np.ndarray, " U"], spl
         "log-likelihood": of.log_likelihood.mean().item(),
     }
     if model.kernel:
-        bounds = kappa_bounds(encoded.kappa)
-        row |= {"κ min": bounds["min"], "κ max": bounds["max"], "KL gap": of.gap.mean().item()}
-        row["ECE of π"] = pi_calibration(of).ece
+        low, *_, high = kappa_bounds(encoded.kappa).values()
+        row |= {"κ min": low, "κ max": high, "KL gap": of.gap.mean().item(), "ECE of π": pi_calibration(of).ece}
     return row
 
 
 @torch.no_grad()
-def interest_of_heads(
-    model: TwoTower,
-    heads: Float[Tensor, "U k d"] | Float[np.ndarray, "U k d"],
-    item_interest: Int[np.ndarray, " n"] | Float[np.ndarray, "n m"],
-    items: Float[np.ndarray, "n d"] | None = None,
-) -> Float[Tensor, "U k m"]:
-    """p_r(j) = Σ_{i in j} p_r(i): the mass that each head's softmax over the catalogue (eq. 12) gives to interest j.
+def interest_of_heads(model: TwoTower, heads: Array, item_interest: Array, items: Array | None = None) -> Tensor:
+    """p_r(j) = Σ_{i in j} p_r(i) (U, k, m): the mass of interest j in each head's softmax over the catalogue (eq. 12).
 
-    `item_interest`: the interest of each item, or its share of each (its genres, for example). `items`: the item
-    vectors, if they are known already.
+    `heads`: (U, k, d). `item_interest`: the interest of each item (n,), or its share of each (n, m), its genres for
+    example. `items`: the item vectors (n, d), if they are known already.
     """
     items = model.items() if items is None else torch.as_tensor(items, device=model.device)
     member = torch.as_tensor(item_interest, device=items.device)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,16 @@ from bachlib import BachError
 from bachlib.data.dataset import Dataset, Split
 from bachlib.files import short_hash, write_json, write_table
 from bachlib.rank import metrics
-from bachlib.rank.ranks import Exclude, ranks, sample_users, score_blocks
+from bachlib.rank.ranks import Exclude, Users, ranks, sample_users, score_blocks
 from bachlib.train.run import Run
 
-ACCURACY = {
-    "R@10": lambda r: metrics.recall_of_ranks(r, 10),
-    "R@50": lambda r: metrics.recall_of_ranks(r, 50),
-    "R@100": lambda r: metrics.recall_of_ranks(r, 100),
-    "NDCG@100": lambda r: metrics.ndcg_of_ranks(r, 100),
-    "AUPRC": lambda r: metrics.average_precision_of_ranks(r),
-    "AP@100": lambda r: metrics.average_precision_of_ranks(r, 100),
+Slates = Int[np.ndarray, "U K"]
+Targets = Int[np.ndarray, "U m"]  # held-out items, or their ranks
+
+ACCURACY = {f"R@{k}": partial(metrics.recall_of_ranks, k=k) for k in (10, 50, 100)} | {
+    "NDCG@100": partial(metrics.ndcg_of_ranks, k=100),
+    "AUPRC": metrics.average_precision_of_ranks,
+    "AP@100": partial(metrics.average_precision_of_ranks, k=100),
 }
 
 
@@ -45,7 +46,7 @@ class Evaluation:
     ranks: Int[np.ndarray, "U 10"]  # of the held-out items in the order of time, from 1
     protocol: dict[str, Any]  # data set, split, users, exclusions: the same for all in a table
     about: dict[str, Any]  # method, k, seed, parameters of the model; of a run also its validation AUPRC
-    slates: Int[np.ndarray, "U K"] | None = None
+    slates: Slates | None = None
 
     @property
     def label(self) -> str:
@@ -54,11 +55,9 @@ class Evaluation:
     def save(self, folder: str | Path) -> Path:
         """Write evaluation-<split>.parquet and .json into a run folder; `Evaluation.load` reads them."""
         stem = Path(folder) / f"evaluation-{self.protocol['split']}"
-        order = pd.DataFrame(self.ranks, self.per_user.index).add_prefix("rank_")
-        parts = [self.per_user, order]
-        if self.slates is not None:
-            parts.append(pd.DataFrame(self.slates, self.per_user.index).add_prefix("slate_"))
-        write_table(stem.with_suffix(".parquet"), pd.concat(parts, axis=1))
+        numbers = {"rank_": self.ranks} | ({} if self.slates is None else {"slate_": self.slates})
+        parts = [pd.DataFrame(of, self.per_user.index).add_prefix(name) for name, of in numbers.items()]
+        write_table(stem.with_suffix(".parquet"), pd.concat([self.per_user, *parts], axis=1))
         told = {"means": self.means, "protocol": self.protocol, "about": self.about}
         write_json(stem.with_suffix(".json"), told)
         return stem.with_suffix(".json")
@@ -103,9 +102,9 @@ def evaluate(
     other data raises an error. `slate=K` adds hit rate, diversity, novelty, popularity bias, interest coverage and
     catalogue coverage of the first K items.
     """
-    about = {}
+    of_run = {}
     if isinstance(model, Run):
-        about = _about_run(model)
+        of_run = _about_run(model)
         dataset.check_same(model.about["identity"]["data"]["content_hash"], f"{model.folder.name} was trained")
         model = model.model
     if not hasattr(model, "score"):
@@ -116,7 +115,8 @@ def evaluate(
         raise BachError(f"slate={slate}: should be 0 (none) or at most {left}, the number of items left for every user")
     if max_users < 1:
         raise BachError(f"max_users={max_users}: should be at least 1")
-    users = sample_users(dataset, max_users, seed, cold=dataset.cold is not None)
+    cold = dataset.cold is not None
+    users = sample_users(dataset, max_users, seed, cold)
     found, slates = [], []
     with tqdm(total=len(users), unit=" users", delay=2, leave=False, disable=True if quiet else None) as bar:
         for block in score_blocks(model, dataset, users, split, exclude, only_targets=not slate):
@@ -124,36 +124,30 @@ def evaluate(
             if slate:
                 slates.append(_first(block.scores, slate))
             bar.update(len(block.users))
-    found = np.concatenate(found)
+    config, found = getattr(model, "config", None) or {}, np.concatenate(found)
+    params = config.get("params", {})
+    about = {"method": config.get("method", type(model).__name__), "k": getattr(model, "k", None)}
+    about |= {"seed": params.get("seed"), "model": params, **of_run}
     per_user = pd.DataFrame({name: of(found) for name, of in ACCURACY.items()}, pd.Index(users, name="user"))
     protocol = {
         "data": dataset.folder.name,
         "content_hash": dataset.meta["content_hash"],
         "split": split,
-        "users": {"n": len(users), "which": "cold" if dataset.cold is not None else "all", "hash": _hash(users)},
+        "users": {"n": len(users), "which": "cold" if cold else "all", "hash": short_hash(users.tolist())},
         "exclude": exclude,
         "ties": "by item number",
         "candidates": "full catalogue",
     }
-    means = {}
+    covered, slates = {}, np.concatenate(slates) if slate else None
     if slate:
-        slates = np.concatenate(slates)
         per_user = per_user.join(slate_table(slates, found, dataset, users, split))
-        means[f"coverage@{slate}"] = metrics.coverage(slates, dataset.n_items)
-    means = {name: float(value) for name, value in per_user.mean().items()} | means
-    return Evaluation(per_user, means, found, protocol, _described(model) | about, slates if slate else None)
+        covered[f"coverage@{slate}"] = metrics.coverage(slates, dataset.n_items)
+    return Evaluation(per_user, per_user.mean().to_dict() | covered, found, protocol, about, slates)
 
 
-def slate_table(
-    slates: Int[np.ndarray, "U K"], ranks: np.ndarray, dataset: Dataset, users: np.ndarray, split: Split
-) -> pd.DataFrame:
-    """Properties of slates, a row per user. Diversity and interests are measured by genres, if items have them.
-
-    A user's interests are the genres of the held-out items.
-    """
-    K = slates.shape[1]
-    counts = np.asarray(dataset.matrix("train").sum(0), float)[0]
-    popularity = counts / len(dataset.warm)
+def slate_table(slates: Slates, ranks: Targets, dataset: Dataset, users: Users, split: Split) -> pd.DataFrame:
+    """Properties of slates, a row per user; a user's interests are the genres, if any, of the held-out items."""
+    K, popularity = slates.shape[1], np.asarray(dataset.matrix("train").sum(0), float)[0] / len(dataset.warm)
     rows, items = dataset.earlier(users, split)
     known = np.full((len(users), int(np.bincount(rows).max())), -1)
     known[rows, np.arange(len(rows)) - np.searchsorted(rows, rows)] = items
@@ -189,32 +183,18 @@ def _about_run(run: Run) -> dict[str, Any]:
     return told | {"valid_auprc": chosen}
 
 
-def _described(model: nn.Module) -> dict[str, Any]:
-    config = getattr(model, "config", None) or {}
-    params = config.get("params", {})
-    return {"method": config.get("method", type(model).__name__), "k": getattr(model, "k", None),
-            "seed": params.get("seed"), "model": params}  # fmt: skip
-
-
-def _hash(users: np.ndarray) -> str:
-    return short_hash(users.tolist())
-
-
-# ------------------------------------------------------------------------------------------ mistakes to compare with
-# Wrong on purpose, as seen in public code, so that their effect can be measured (notebook 05). Two more are options:
+# Mistakes of public code, wrong on purpose, so that their effect can be measured (notebook 05). Two more are options:
 # `evaluate(…, exclude="nothing")` recommends items the user already has, and `prepare(…, ties="item")` sorts
 # simultaneous likes by item number.
 
 
-def ndcg_ideal_of_hits(ranks: Int[np.ndarray, "U m"], k: int) -> Float[np.ndarray, " U"]:
+def ndcg_ideal_of_hits(ranks: Targets, k: int) -> Float[np.ndarray, " U"]:
     """NDCG@K whose ideal has only the items that *were* found: one hit at rank 1 of ten targets counts as perfect."""
     hits = (ranks <= k).sum(1)
     return np.where(hits > 0, metrics.dcg_of_ranks(ranks, k) / metrics.ideal_dcg(np.maximum(hits, 1)), 0.0)
 
 
-def ndcg_in_set_order(
-    slates: Int[np.ndarray, "U K"], targets: Int[np.ndarray, "U m"], k: int
-) -> Float[np.ndarray, " U"]:
+def ndcg_in_set_order(slates: Slates, targets: Targets, k: int) -> Float[np.ndarray, " U"]:
     """NDCG@K of the slate after it went through a Python set: the order is that of a hash table."""
     ranks = np.full(targets.shape, k + 1)
     for row, (slate, wanted) in enumerate(zip(slates[:, :k].tolist(), targets.tolist(), strict=True)):
@@ -224,8 +204,8 @@ def ndcg_in_set_order(
 
 
 def sampled_ranks(
-    model: nn.Module, dataset: Dataset, users: Int[np.ndarray, " U"], split: Split = "test", n: int = 100, seed: int = 0
-) -> Int[np.ndarray, "U m"]:
+    model: nn.Module, dataset: Dataset, users: Users, split: Split = "test", n: int = 100, seed: int = 0
+) -> Targets:
     """Rank of each held-out item among itself and `n` random items that are new to the user, not the catalogue."""
     found, rng = [], np.random.default_rng(seed)
     for block in score_blocks(model, dataset, users, split):

@@ -10,6 +10,7 @@ personal model may mean something else for every user, and is then named "mixed"
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
@@ -36,9 +37,9 @@ class Genres(NamedTuple):
         return np.where(self.member.any(1), rarest, -1)
 
 
-def genres_of(dataset: Dataset) -> Genres:
-    """The genres of a data set; none where its log has none."""
-    names, member = dataset.genres
+def genres_of(dataset: Dataset, labels: tuple[list[str], Float[np.ndarray, "n g"]] | None = None) -> Genres:
+    """The genres of a data set, none where its log has none; or other labels (names, member) of its items."""
+    names, member = labels or dataset.genres
     count = np.asarray(dataset.matrix("train").sum(0)).ravel()
     return Genres(names, member, count @ member / max(1.0, count.sum()))
 
@@ -54,9 +55,8 @@ def topics_of(dataset: Dataset, n: int = 16) -> Genres:
     rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
     _, which = kmeans2(rows, min(n, len(rows)), seed=0, minit="++")
     kept, which = np.unique(which, return_inverse=True)
-    member = np.eye(len(kept), dtype=np.float32)[which]
-    count = np.asarray(dataset.matrix("train").sum(0)).ravel()
-    return Genres([f"cluster {c + 1}" for c in range(len(kept))], member, count @ member / max(1.0, count.sum()))
+    names = [f"cluster {c + 1}" for c in range(len(kept))]
+    return genres_of(dataset, (names, np.eye(len(kept), dtype=np.float32)[which]))
 
 
 def topics_of_users(dataset: Dataset, topics: Genres) -> Float[np.ndarray, "U g"]:
@@ -84,14 +84,12 @@ def head_names(share: Float[np.ndarray, "k g"], genres: Genres) -> list[str]:
     if not genres.names:
         return [""] * len(share)
     tells = share * np.log(np.maximum(lift(share, genres.likes), 1e-12))
-    given: list[str] = []
-    plain: list[str] = []  # without numbers
+    given, times = [], Counter()  # of each name, without its number
     for row in tells:
         first, *rest = np.argsort(-row)
         name = genres.names[first] if row[first] > TELLS else MIXED
         if name != MIXED and rest and row[rest[0]] > max(TELLS, 0.6 * row[first]):
             name += f" + {genres.names[rest[0]]}"
-        same = plain.count(name)
-        plain.append(name)
-        given.append(f"{name} #{same + 1}" if same and name != MIXED else name)
+        times[name] += 1
+        given.append(f"{name} #{times[name]}" if times[name] > 1 and name != MIXED else name)
     return given

@@ -2,8 +2,8 @@
 
 `table` and, for a sweep, `main_table`: a row per method (Tables 2, 5). `matched`: a row per value of an axis (3, 4).
 Evaluations of the same method and parameters with different seeds form one cell. Means have a bootstrap interval over
-users and seeds, gains over the baseline are paired by user, and p-values are Holm-corrected over the whole table. All
-evaluations must come from the same protocol: data set, split, users, exclusions. `paper` has the paper's numbers.
+users and seeds, gains over the baseline are paired by user. All evaluations must come from the same protocol: data set,
+split, users, exclusions. `paper` has the paper's numbers.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from bachlib.evaluate.statistics import LEVEL, draws, holm, interval, sign_flips
 from bachlib.files import differences
 from bachlib.model.methods import METHODS
 
+BASELINE = "all-multihead"
+Evaluations, Folders, Names = Sequence[Evaluation], Sequence[str | Path], Sequence[str]
+
 
 @dataclass(eq=False)
 class Table:
@@ -38,9 +41,10 @@ class Table:
     axis: str | None = None  # None: a row per method; else a row per value (`at`) of this parameter
 
     def __post_init__(self) -> None:
-        """A gain is `sure` if the test (which covers users) and the interval (users and seeds) both exclude 0."""
-        away = (self.numbers["gain_low"] > 0) | (self.numbers["gain_high"] < 0)
-        self.numbers = self.numbers.assign(sure=away & (self.numbers["p_holm"] < 1 - LEVEL))
+        """Correct p over the whole table. A gain is `sure` if test (over users) and interval (and seeds) exclude 0."""
+        p, away = self.numbers["p"].dropna(), (self.numbers["gain_low"] > 0) | (self.numbers["gain_high"] < 0)
+        self.numbers = self.numbers.assign(p_holm=pd.Series(holm(p), p.index))
+        self.numbers["sure"] = away & (self.numbers["p_holm"] < 1 - LEVEL)
 
     @property
     def means(self) -> pd.DataFrame:
@@ -51,10 +55,7 @@ class Table:
 
     @property
     def gains(self) -> pd.DataFrame:
-        """Relative gain over the baseline as "+3.1% [+1.0, +5.2]", with * where it is sure (see the caption).
-
-        With an axis: over the baseline at the same value, in the last metric.
-        """
+        """Gains over the baseline as "+3.1% [+1.0, +5.2]", * if sure; with an axis in the same row and last metric."""
         rows = self.numbers[self.numbers["method"] != self.baseline]
         if self.axis is not None:
             rows = rows[(rows["metric"] == self._metrics[-1]) & rows["gain"].notna()]
@@ -117,14 +118,14 @@ class Table:
         told += f"seeds per {'method' if wide else 'cell'}: {_either(n_seeds)}. "
         told += "Bold: best. " if wide else f"Each cell shows {' / '.join(self._metrics)}. Bold: best of the row. "
         told += f"±: half of the {LEVEL:.0%} interval over users and seeds."
-        sure = f"interval excludes 0, and p < {1 - LEVEL:.2g} in a paired permutation test over users"
+        sure = f"interval excludes 0, and p < {1 - LEVEL:.2g} in a paired permutation test over users, "
+        sure += "Holm-corrected over the table."
         if self.baseline is None:
             told += " The baseline has no results, so no gains are shown."
         elif wide:
-            told += f" ▲▼: above or below {self.baseline}: the gain's {sure}, Holm-corrected over the table."
+            told += f" ▲▼: above or below {self.baseline}: the gain's {sure}"
         else:
-            told += f" Below: gain in {self._metrics[-1]} over {self.baseline} in the same row. *: its {sure}, "
-            told += "Holm-corrected over the table."
+            told += f" Below: gain in {self._metrics[-1]} over {self.baseline} in the same row. *: its {sure}"
         if self.numbers["users"].nunique() > 1:
             counts = self.numbers.groupby("metric", sort=False)["users"].unique()
             told += f" Users with a value: {', '.join(f'{m} {_either(n)}' for m, n in counts.items())}."
@@ -164,11 +165,7 @@ def _lines(cells: pd.DataFrame, start: str, between: str, end: str, rule: str) -
 
 
 def table(
-    evaluations: Sequence[Evaluation | str | Path],
-    baseline: str = "all-multihead",
-    metrics: Sequence[str] = tuple(MAIN),
-    *,
-    best_over_k: bool = False,
+    evaluations: Evaluations | Folders, baseline: str = BASELINE, metrics: Names = MAIN, *, best_over_k: bool = False
 ) -> Table:
     """The paper's main table of these evaluations (or run folders); `baseline` is the name of one of its rows.
 
@@ -201,13 +198,11 @@ def table(
             numbers = [*interval(value.mean(), drawn[name]), *interval(*gain), value.mean() - base.mean()]
             rows.append([name, k, metric, len(value), int(there.sum()), *numbers])
     names = "method k metric seeds users mean low high gain gain_low gain_high difference".split()
-    others = [row[0] != baseline for row in rows]
-    numbers = pd.DataFrame(rows, columns=names).assign(p=np.where(others, p, np.nan), p_holm=np.nan)
-    numbers.loc[others, "p_holm"] = holm(numbers.loc[others, "p"])
-    return Table(numbers, baseline, found[0].protocol)
+    numbers = pd.DataFrame(rows, columns=names)
+    return Table(numbers.assign(p=np.where(numbers["method"] != baseline, p, np.nan)), baseline, found[0].protocol)
 
 
-def main_table(evaluations: Sequence[Evaluation], baseline: str = "all-multihead") -> Table:
+def main_table(evaluations: Evaluations, baseline: str = BASELINE) -> Table:
     """The main table of a sweep: for each method and setting the k that is best on the validation items.
 
     If the baseline has no evaluation, the first method takes its place; the caption names it.
@@ -216,13 +211,7 @@ def main_table(evaluations: Sequence[Evaluation], baseline: str = "all-multihead
     return table(found, _baseline(found, baseline) or next((e.label for e in found), baseline), best_over_k=True)
 
 
-def matched(
-    evaluations: Sequence[Evaluation],
-    axis: str = "k",
-    metrics: Sequence[str] = tuple(BY_K),
-    *,
-    baseline: str = "all-multihead",
-) -> Table:
+def matched(evaluations: Evaluations, axis: str = "k", metrics: Names = BY_K, *, baseline: str = BASELINE) -> Table:
     """A row per value of `axis`, methods beside each other, each compared with the baseline in the same row.
 
     A method without the axis is in every row.
@@ -236,15 +225,13 @@ def matched(
         names = {e.label for e in here}
         made = table(here, base if base in names else (here[0].label if here else baseline), metrics)
         if base not in names:
-            made.numbers[["gain", "gain_low", "gain_high", "difference", "p", "p_holm"]] = np.nan
+            made.numbers[["gain", "gain_low", "gain_high", "difference", "p"]] = np.nan
         rows.append(made.numbers.assign(at=value, shared=made.numbers["method"].isin(shared)))
     numbers = pd.concat(rows, ignore_index=True)
-    tested = numbers["p"].notna()
-    numbers.loc[tested, "p_holm"] = holm(numbers.loc[tested, "p"])
     return Table(numbers[["at", *numbers.columns.drop("at")]], base, made.protocol, axis)
 
 
-def check_comparable(evaluations: Sequence[Evaluation]) -> None:
+def check_comparable(evaluations: Evaluations) -> None:
     """Raise an error that names the differences if the evaluations do not share one protocol."""
     first, *others = evaluations
     for other in others:
@@ -254,7 +241,7 @@ def check_comparable(evaluations: Sequence[Evaluation]) -> None:
             raise BachError("these evaluations are not comparable: " + "; ".join(found) + ". Use one protocol for all")
 
 
-def grouped(evaluations: Sequence[Evaluation]) -> dict[str, list[Evaluation]]:
+def grouped(evaluations: Evaluations) -> dict[str, list[Evaluation]]:
     """Name of a row → its evaluations, one per seed; methods in the order of the paper."""
     groups: dict[str, list[Evaluation]] = {}
     for name, e in _named(evaluations):
@@ -266,7 +253,7 @@ def grouped(evaluations: Sequence[Evaluation]) -> dict[str, list[Evaluation]]:
     return groups
 
 
-def _named(evaluations: Sequence[Evaluation], axis: str | None = None) -> list[tuple[str, Evaluation]]:
+def _named(evaluations: Evaluations, axis: str | None = None) -> list[tuple[str, Evaluation]]:
     """In the order of the paper's methods; settings that differ within a method (but the axis) are in the name."""
     order, named = list(METHODS), []
     for e in sorted(evaluations, key=lambda e: order.index(e.label) if e.label in order else len(order)):
@@ -278,7 +265,7 @@ def _named(evaluations: Sequence[Evaluation], axis: str | None = None) -> list[t
     return named
 
 
-def _renamed(evaluations: Sequence[Evaluation], axis: str) -> list[Evaluation]:
+def _renamed(evaluations: Evaluations, axis: str) -> list[Evaluation]:
     """Evaluations whose label is their name, so that it stays the same in every row of a table."""
     return [replace(e, about={**e.about, "method": name}) for name, e in _named(evaluations, axis)]
 
@@ -299,12 +286,12 @@ def _value(e: Evaluation, axis: str) -> Any:
     return None if row and (row.heads or row.objective == "counts") else e.about.get("k")
 
 
-def _baseline(found: Sequence[Evaluation], wanted: str) -> str | None:
+def _baseline(found: Evaluations, wanted: str) -> str | None:
     """The row that is meant by a baseline: the method itself, or the first of its settings."""
     return next((e.label for e in found if e.label == wanted or e.label.startswith(f"{wanted} (")), None)
 
 
-def _best_over_k(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+def _best_over_k(evaluations: Evaluations) -> list[Evaluation]:
     by_method: dict[str, dict[Any, list[Evaluation]]] = {}
     for e in evaluations:
         by_method.setdefault(e.label, {}).setdefault(e.about.get("k"), []).append(e)

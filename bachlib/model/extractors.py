@@ -33,11 +33,8 @@ class Capsules(nn.Module):
         super().__init__()
         self.k, self.iterations, self.axis = k, iterations, {"interests": 1, "positions": 2}[softmax]
 
-    def route(
-        self, mapped: Float[Tensor, "B k n d"], logits: Float[Tensor, "B k n"], history: History
-    ) -> Float[Tensor, "B k d"]:
-        padding = (history < 0)[:, None, :]
-        frozen = mapped.detach()
+    def route(self, mapped: Float[Tensor, "B k n d"], logits: Float[Tensor, "B k n"], history: History) -> Tensor:
+        padding, frozen = (history < 0)[:, None, :], mapped.detach()
         for _ in range(self.iterations - 1):
             capsules = squash(self._pool(logits, frozen, padding))
             logits = logits + (frozen @ capsules[..., None])[..., 0]

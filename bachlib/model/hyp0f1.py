@@ -78,10 +78,8 @@ def _log_hyp0f1(kappa: Tensor, d: int) -> tuple[Tensor, Tensor]:
     """
     b = d / 2
     steps = max(0, math.ceil(ORDER + 1 - b))
-    top = b + steps
-    log_f, log_ratio = _log_hyp0f1_large(kappa, top - 1)
-    ratio = log_ratio.exp()
-    z = kappa * kappa / 4
+    log_f, log_ratio = _log_hyp0f1_large(kappa, b + steps - 1)
+    ratio, z = log_ratio.exp(), kappa * kappa / 4
     for step in reversed(range(steps)):
         ratio = 1 + z / ((b + step) * (b + step + 1)) / ratio
         log_f = log_f + ratio.log()

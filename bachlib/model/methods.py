@@ -98,8 +98,7 @@ def build(
             f"{', '.join(OBJECTIVES)}; elbo needs a kernel, the other objectives have none"
         )
     p = validated(ModelParams, {"k": k, **model_params}, f"model {name}")
-    k = row.heads_for(p.k)
-    parts = {"encoder": encoder, "item_tower": item_tower, "gate": gate}
+    k, parts = row.heads_for(p.k), {"encoder": encoder, "item_tower": item_tower, "gate": gate}
     own = {part: _known_as(module) for part, module in parts.items() if module is not None}
     config = {"method": name, "row": row._asdict(), "params": p.model_dump() | {"k": k}, "own": own}
     if row.objective == "counts":
@@ -119,10 +118,7 @@ def build(
         encoder = encoder or ENCODERS[row.encoder](p, k)
         if row.kernel is not None and gate is None:
             gate = PiTable(dataset.n_users, k) if p.pi == "table" else Gate(cls_tower(p, 1), p.d, k)
-        kernel = row.kernel and (p.kernel or row.kernel)
-        rest = {"n_hist": p.n_hist, "history": p.history, "power": p.mind_power, "config": config}
-        model = TwoTower(encoder, item_tower, row.objective, k=k, tau=p.tau, gate=gate, kernel=kernel, **rest)
-        return _on_data(model, dataset)
+        return _on_data(TwoTower(encoder, item_tower, gate, config), dataset)
 
 
 def _on_data(model: TwoTower | MostPop, dataset: Dataset) -> TwoTower | MostPop:

@@ -1,13 +1,9 @@
 """The per-user mixture of softmaxes and its ELBO (section 4): the plain reference, one function per equation.
 
-    eq. 12  log_components          log p_r(i_n | u_n)                  (B, k)
-    eq. 13–14  log_likelihood       ℓ_n = log Σ_r π_r p_r               (B,)
-    eq. 17  log_sigma               log C_d(κ_r) ω_κ(⟨u_r, v⟩)          (B, k)
-    eq. 19  responsibilities        log γ_n, blind to the negatives     (B, k)
-    eq. 20  contrastive_posterior   log γ_n^con                         (B, k)
-    eq. 20  kl_gap                  KL(γ_n ‖ γ_n^con) = ℓ_n − ELBO_n    (B,)
-    eq. 15, 16, 21  elbo            reconstruction + prior + entropy    (B,)
-    eq. 23  log_density             log m(i | u) over items             (B, n)
+    eqs. 12–14   log_components, log_likelihood
+    eqs. 17, 19  log_sigma, responsibilities: γ_n, blind to the negatives
+    eq. 20       contrastive_posterior, kl_gap: KL(γ_n ‖ γ_n^con) = ℓ_n − ELBO_n
+    eqs. 15, 16, 21, 23  elbo_at, elbo, log_density
 
 The candidate set C_n is a *set*: with `ids`, other copies of a row's positive among the candidates are left out.
 `loss` is the training loss, computed in one pass over the candidates (`onepass`); `plain_loss` is its plain reference.
@@ -18,18 +14,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from bachlib import BachError
-from bachlib.model.onepass import copies_of_positive, in_full, reconstruction
+from bachlib.model.onepass import Heads, Ids, Items, PerHead, Rows, copies_of_positive, in_full, reconstruction
 from bachlib.model.sphere import Kernel, check_unit
-
-Heads = Float[Tensor, "B k d"]
-Items = Float[Tensor, "C d"]  # candidates
-Rows = Int[Tensor, " B"]  # the row of each positive in the candidates
-Ids = Int[Tensor, " C"]  # the item of each candidate
-PerHead = Float[Tensor, "B k"]
 
 
 class Elbo(NamedTuple):
@@ -100,9 +90,7 @@ def kl_gap(log_pi: PerHead, log_sigma: PerHead, log_p: PerHead) -> Float[Tensor,
     return (gamma * torch.where(gamma > 0, ratio, 0.0)).sum(-1)
 
 
-def log_density(
-    heads: Heads, items: Float[Tensor, "n d"], log_pi: PerHead, kappa: PerHead, kernel: Kernel
-) -> Float[Tensor, "B n"]:
+def log_density(heads: Heads, items: Items, log_pi: PerHead, kappa: PerHead, kernel: Kernel) -> Float[Tensor, "B C"]:
     """log m(i | u) = log Σ_r π_r C_d(κ_r) ω_κ(⟨u_r, v_i⟩), the score at serving (eq. 23)."""
     check_unit(heads=heads, items=items)
     _same_shape(log_pi=log_pi, kappa=kappa, heads=heads[..., 0])

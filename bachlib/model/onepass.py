@@ -16,10 +16,15 @@ from torch import Tensor
 
 from bachlib import BachError
 
+Heads = Float[Tensor, "B k d"]
+Items = Float[Tensor, "C d"]  # candidates
+Rows = Int[Tensor, " B"]  # the row of each positive in the candidates
+Ids = Int[Tensor, " C"]  # the item of each candidate
+PerHead = Float[Tensor, "B k"]
 BLOCK = 1 << 20  # logits at a time: four megabytes of float32, which fit the processor's cache
 
 
-def copies_of_positive(ids: Int[Tensor, " C"] | None, positive: Int[Tensor, " B"]) -> tuple[Tensor, Tensor]:
+def copies_of_positive(ids: Ids | None, positive: Rows) -> tuple[Tensor, Tensor]:
     """(row, candidate) pairs in which the candidate is another copy of the row's positive, rows ascending."""
     if ids is None:
         return positive[:0], positive[:0]
@@ -34,13 +39,8 @@ def copies_of_positive(ids: Int[Tensor, " C"] | None, positive: Int[Tensor, " B"
 
 
 def reconstruction(
-    heads: Float[Tensor, "B k d"],
-    items: Float[Tensor, "C d"],
-    positive: Int[Tensor, " B"],
-    gamma: Float[Tensor, "B k"],
-    tau: float,
-    ids: Int[Tensor, " C"] | None = None,
-) -> tuple[Float[Tensor, ""], Float[Tensor, "B k"]]:
+    heads: Heads, items: Items, positive: Rows, gamma: PerHead, tau: float, ids: Ids | None = None
+) -> tuple[Float[Tensor, ""], PerHead]:
     """Σ_n Σ_r γ_r log p_r (eq. 22), differentiable once in heads, items and γ, and log p_r without gradient."""
     copies, heads, items = copies_of_positive(ids, positive), in_full(heads), in_full(items)
     with torch.autocast(heads.device.type, enabled=False):
@@ -62,7 +62,7 @@ def rows_per_block(width: int) -> int:
     return max(1, BLOCK // width)
 
 
-def logits_in_blocks(heads: Float[Tensor, "B k d"], scaled: Float[Tensor, "C d"], copies: tuple[Tensor, Tensor]):
+def logits_in_blocks(heads: Heads, scaled: Items, copies: tuple[Tensor, Tensor]):
     """Blocks of BLOCK logits, each in the same memory: (rows, heads (b·k, d), logits (b, k, C), copies in it)."""
     (B, k, d), C = heads.shape, len(scaled)
     size = min(B, rows_per_block(k * C))

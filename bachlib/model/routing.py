@@ -45,8 +45,7 @@ def label_aware(
 ) -> Tensor:
     """MIND's label-aware attention: eq. 6 with the unit mean of the heads under weights softmax(⟨u_r, v_n⟩^power).
 
-    The BACH paper uses power 1. (A power above 1 makes cosines smaller and so the weights more equal, not sharper: in
-    MIND's code heads are not unit vectors.)
+    The BACH paper uses power 1. (More makes the weights more equal, not sharper: MIND's own heads are no unit vectors.)
     """
     check_shapes(heads, items, positive, ids, tau)
     score = (heads @ items[positive][:, :, None])[..., 0]  # (B, k)

@@ -44,8 +44,14 @@ class Kernel:
 
     def sample(self, mean: Float[Tensor, "... d"], kappa: Values) -> Float[Tensor, "... d"]:
         """One independent draw around each unit mean direction; mean and κ broadcast."""
-        mean, kappa = _checked_mean(mean, kappa)
-        return _around(mean, self.sample_cosine(kappa, mean.shape[-1])) if kappa.numel() else mean.clone()
+        d, kappa64 = mean.shape[-1], _checked(kappa, mean.shape[-1])
+        check_unit(mean=mean)
+        if kappa64.numel() and kappa64.max() > 1e15:
+            raise BachError(f"kappa should be at most 1e15 for sampling; got {kappa64.max().item():g}")
+        got = f"got mean {tuple(mean.shape)} and kappa {tuple(kappa.shape)}"
+        shape = _broadcast(mean.shape[:-1], kappa.shape, f"mean should be (…, d), kappa (…) with the same (…); {got}")
+        mean, kappa64 = mean.expand(*shape, d), kappa64.expand(shape)
+        return _around(mean, self.sample_cosine(kappa64, d)) if kappa64.numel() else mean.clone()
 
 
 class PowerSpherical(Kernel):
@@ -176,24 +182,14 @@ def _checked_pair(t: Tensor, kappa: Tensor, d: int) -> Tensor:
     kappa64 = _checked(kappa, d)
     if not isinstance(t, Tensor) or not t.is_floating_point():
         raise BachError(f"t should be a float tensor of cosines; got {getattr(t, 'dtype', type(t).__name__)}")
-    try:
-        torch.broadcast_shapes(t.shape, kappa.shape)
-    except RuntimeError:
-        raise BachError(f"t and kappa should broadcast; got {tuple(t.shape)} and {tuple(kappa.shape)}") from None
+    _broadcast(t.shape, kappa.shape, f"t and kappa should broadcast; got {tuple(t.shape)} and {tuple(kappa.shape)}")
     cosine = "t should be a cosine in [−1, 1], up to rounding; got {}: are the vectors unit vectors?"
     _all_fine(t, t.abs() <= 1 + 1e-3, cosine)
     return kappa64
 
 
-def _checked_mean(mean: Tensor, kappa: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean directions and κ (in float64) broadcast to one shape."""
-    kappa64 = _checked(kappa, mean.shape[-1])
-    check_unit(mean=mean)
-    if kappa64.numel() and kappa64.max() > 1e15:
-        raise BachError(f"kappa should be at most 1e15 for sampling; got {kappa64.max().item():g}")
+def _broadcast(one: torch.Size, other: torch.Size, message: str) -> torch.Size:
     try:
-        shape = torch.broadcast_shapes(mean.shape[:-1], kappa.shape)
+        return torch.broadcast_shapes(one, other)
     except RuntimeError:
-        got = f"mean {tuple(mean.shape)} and kappa {tuple(kappa.shape)}"
-        raise BachError(f"mean should be (…, d) and kappa (…) with the same (…); got {got}") from None
-    return mean.expand(*shape, mean.shape[-1]), kappa64.expand(shape)
+        raise BachError(message) from None

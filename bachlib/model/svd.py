@@ -49,9 +49,8 @@ def pure_svd(dataset: Dataset, rank: int = 64, svd_on: Literal["train", "all"] =
     matrix = dataset.matrix(svd_on).astype(np.float64)
     limit = min(matrix.shape) - 1
     if not 1 <= rank <= limit:
-        raise BachError(
-            f"rank={rank}: should be 1 … {limit} for {dataset.n_users:,} users and {dataset.n_items:,} items"
-        )
+        size = f"{dataset.n_users:,} users and {dataset.n_items:,} items"
+        raise BachError(f"rank={rank}: should be 1 … {limit} for {size}")
     start = np.random.default_rng(0).normal(size=min(matrix.shape))  # ARPACK's default start is random
     _, sigma, vt = svds(matrix, k=rank, v0=start, return_singular_vectors="vh")
     order = np.argsort(-sigma)

@@ -34,7 +34,10 @@ class ItemTower(nn.Module):
     def __init__(self, table: Float[Tensor, "n_items d"], width: int):
         super().__init__()
         self.n_items, d = table.shape
-        self.register_buffer("table", scaled_rows(table))
+        table = table / table.square().sum(-1).mean().sqrt()  # mean square length 1, about the length of a token
+        random = torch.randn(table.shape, generator=torch.Generator().manual_seed(0)).to(table) / d**0.5
+        met = table.norm(dim=-1, keepdim=True) > 1e-6  # the row of an item without training events is 0
+        self.register_buffer("table", torch.where(met, table, random))
         self.residual = nn.Sequential(nn.Linear(d, width), nn.GELU(), nn.Linear(width, d))
         nn.init.zeros_(self.residual[2].weight)
         nn.init.zeros_(self.residual[2].bias)
@@ -45,16 +48,6 @@ class ItemTower(nn.Module):
     def embed(self, rows: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
         """Item embeddings from PureSVD rows, which need not be in the table."""
         return rows + self.residual(rows)
-
-
-def scaled_rows(table: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-    """PureSVD's rows scaled to mean square length 1, about the length of a token.
-
-    The row of an item without training events is 0; it becomes a random direction.
-    """
-    table = table / table.square().sum(-1).mean().sqrt()
-    random = torch.randn(table.shape, generator=torch.Generator().manual_seed(0)).to(table)
-    return torch.where(table.norm(dim=-1, keepdim=True) > 1e-6, table, random / table.shape[1] ** 0.5)
 
 
 class ClsTower(nn.Module):
@@ -75,9 +68,7 @@ class ClsTower(nn.Module):
         self.k, self.heads, self.p_dropout = k, heads, p_dropout
         self.cls = nn.Parameter(torch.randn(k, width) * cls_scale)
         self.positions = nn.Parameter(torch.randn(n_hist, width) * 0.02)
-        self.layer = nn.TransformerEncoderLayer(
-            width, heads, ff, p_dropout, activation="gelu", batch_first=True, norm_first=True
-        )
+        self.layer = nn.TransformerEncoderLayer(width, heads, ff, p_dropout, "gelu", batch_first=True, norm_first=True)
         self.wider = nn.Linear(d, width) if width != d else nn.Identity()
         self.back = nn.Linear(width, d) if width != d else nn.Identity()
 

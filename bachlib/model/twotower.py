@@ -24,6 +24,7 @@ from bachlib.model.sphere import KERNELS
 from bachlib.model.towers import Codebook, KappaNet, PiTable
 
 History = Int[Tensor, "B n"]  # item ids, −1 pads on the left
+Ids = Int[Tensor, " n"]
 Users = Int[Tensor, " B"] | None
 Rows = Float[Tensor, "n_items d"] | None
 
@@ -49,30 +50,15 @@ class Objective(NamedTuple):
 class TwoTower(nn.Module):
     """A row of the table of methods with its towers; `methods.build` makes it."""
 
-    def __init__(
-        self,
-        encoder: nn.Module,
-        item_tower: nn.Module,
-        objective: str,
-        *,
-        k: int,
-        tau: float,
-        gate: nn.Module | None = None,
-        kernel: str | None = None,
-        n_hist: int,
-        history: str = "tower",
-        power: float = 1.0,
-        config: dict[str, Any] | None = None,
-    ):
+    def __init__(self, encoder: nn.Module, item_tower: nn.Module, gate: nn.Module | None, config: dict[str, Any]):
         super().__init__()
-        self.encoder, self.item_tower, self.gate = encoder, item_tower, gate
-        self.objective_name, self.k, self.tau, self.n_hist = objective, k, tau, n_hist
-        self.history, self.power = history, power
-        self.kernel = KERNELS[kernel] if kernel else None
-        self.d = item_tower(torch.zeros(1, dtype=torch.long)).shape[-1]
-        self.kappa_net = KappaNet(self.d, tau) if kernel else None
-        self.config = config or {}
-        if history == "frozen" and not hasattr(item_tower, "table"):
+        row, p = config["row"], config["params"]
+        self.encoder, self.item_tower, self.gate, self.config = encoder, item_tower, gate, config
+        self.k, self.d, self.tau, self.n_hist, self.history = (p[x] for x in ("k", "d", "tau", "n_hist", "history"))
+        self.objective_name, self.power = row["objective"], p["mind_power"]
+        self.kernel = KERNELS[p["kernel"] or row["kernel"]] if row["kernel"] else None
+        self.kappa_net = KappaNet(self.d, self.tau) if self.kernel else None
+        if self.history == "frozen" and not hasattr(item_tower, "table"):
             raise BachError("history='frozen' needs an item tower with a `table`; this item tower has none")
 
     @property
@@ -83,10 +69,9 @@ class TwoTower(nn.Module):
     def device(self) -> torch.device:
         return next(chain(self.parameters(), self.buffers())).device
 
-    def items(self, ids: Int[Tensor, " n"] | None = None) -> Float[Tensor, "n d"]:
+    def items(self, ids: Ids | None = None) -> Float[Tensor, "n d"]:
         """Unit embeddings v of all items, or of the items `ids`."""
-        if ids is None:
-            ids = torch.arange(self.n_items, device=self.device)
+        ids = torch.arange(self.n_items, device=self.device) if ids is None else ids
         return normalize(in_full(self.item_tower(ids)), dim=-1)
 
     def encode(self, history: History, user: Users = None, rows: Rows = None) -> Encoded:
@@ -103,8 +88,7 @@ class TwoTower(nn.Module):
 
     def log_pi(self, history: History, user: Users = None, rows: Rows = None) -> Float[Tensor, "B k"]:
         """log π_u of a history; with a codebook nothing else depends on the user."""
-        tokens, history = self._read(history, rows)
-        return self._log_pi(tokens, history, user)
+        return self._log_pi(*self._read(history, rows), user)
 
     def _read(self, history: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
         """(tokens, checked history)."""
@@ -147,12 +131,10 @@ class TwoTower(nn.Module):
         return logits.log_softmax(-1)
 
     @torch.no_grad()
-    def score(
-        self, history: History, user: Users = None, items: Rows = None, around: Int[Tensor, "B m"] | None = None
-    ) -> Float[Tensor, "B n_items"]:
-        """Serving scores over the catalogue; `items` saves computing `model.items()` again.
+    def score(self, history: History, user: Users = None, items: Rows = None, around: Tensor | None = None) -> Tensor:
+        """Serving scores (B, n_items) over the catalogue; `items` saves computing `model.items()` again.
 
-        With `around` the scores need only rank these items correctly among all items, which is faster for a mixture.
+        With `around`, (B, m) items, the scores need only rank these correctly among all, faster for a mixture.
         """
         items = self.items() if items is None else items
         heads, log_pi, kappa = self.encode(history, user, self.item_tower.table if self.history == "frozen" else items)
@@ -162,19 +144,16 @@ class TwoTower(nn.Module):
             return scoring.scores(heads, items, log_pi, kappa, self.kernel)
         return torch.stack([heads[:, r] @ items.T for r in range(heads.shape[1])]).amax(0)  # max over heads (eq. 8)
 
-    def loss(
-        self, history: History, positive: Int[Tensor, " B"], negatives: Int[Tensor, " R"], user: Users = None
-    ) -> Float[Tensor, ""]:
+    def loss(self, history: History, positive: Ids, negatives: Ids, user: Users = None) -> Float[Tensor, ""]:
         """The mean loss. (B, n), (B,), (R,) item ids; candidates are the positives of the batch and the negatives."""
         return self.objective(history, positive, negatives, user).loss
 
-    def objective(
-        self, history: History, positive: Int[Tensor, " B"], negatives: Int[Tensor, " R"], user: Users = None
-    ) -> Objective:
+    def objective(self, history: History, positive: Ids, negatives: Ids, user: Users = None) -> Objective:
         """The loss of the method with its terms. The item tower runs once for every distinct item of the step."""
         history, positive = self._history(history), self._ids(positive)
         ids = torch.cat([positive, self._ids(negatives)])  # candidates (C,)
-        needed = ids if self.history == "frozen" else torch.cat([history.clamp(min=0).flatten(), ids])
+        frozen, at = self.history == "frozen", history.clamp(min=0)
+        needed = ids if frozen else torch.cat([at.flatten(), ids])
         place = torch.arange(self.n_items, device=ids.device)  # the row of each item
         if self.n_items <= len(needed):  # the step needs most of the catalogue
             rows = self.items()
@@ -183,15 +162,13 @@ class TwoTower(nn.Module):
             place[distinct] = torch.arange(len(distinct), device=ids.device)
             rows = self.items(distinct)
         candidates = embedding(place[ids], rows)  # (C, d)
-        frozen, at = self.history == "frozen", history.clamp(min=0)
         tokens = embedding(at, self.item_tower.table) if frozen else embedding(place[at], rows)
         heads, kappa = self._heads(tokens, history)
         log_pi = self._log_pi(tokens, history, user)
         own = torch.arange(len(positive), device=ids.device)  # the positives are the first candidates
         with torch.autocast(ids.device.type, enabled=False):  # mixed precision is for the towers only
-            if self.objective_name == "elbo":
-                return self._elbo(heads, log_pi, kappa, candidates, own, ids)
-            return self._routed(heads, log_pi, kappa, candidates, own, ids)
+            step = self._elbo if self.objective_name == "elbo" else self._routed
+            return step(heads, log_pi, kappa, candidates, own, ids)
 
     def _routed(self, heads, log_pi, kappa, candidates, own, ids) -> Objective:
         """The hard-routing losses (eqs. 6, 9, 10); γ is 1 for the head closest to the positive."""

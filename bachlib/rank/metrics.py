@@ -16,21 +16,24 @@ from jaxtyping import Float, Int
 from bachlib import BachError
 
 Ids = Iterable
+Ranks = Int[np.ndarray, "U m"]
+Slates = Int[np.ndarray, "U K"]
+PerUser = Float[np.ndarray, " U"]
 NEVER = np.iinfo(np.int64).max  # rank of a relevant item that is not in the list
 BLOCK = 1 << 25  # numbers at a time
 
 
-def recall(ranked: Ids, relevant: Ids, k: int) -> float | Float[np.ndarray, " U"]:
+def recall(ranked: Ids, relevant: Ids, k: int) -> float | PerUser:
     """Recall@K: the share of the relevant items among the first K."""
     return _per_user(recall_of_ranks, ranked, relevant, k)
 
 
-def ndcg(ranked: Ids, relevant: Ids, k: int) -> float | Float[np.ndarray, " U"]:
+def ndcg(ranked: Ids, relevant: Ids, k: int) -> float | PerUser:
     """NDCG@K with gain 1 and discount 1/log₂(1 + rank). The ideal ranking has *all* relevant items first."""
     return _per_user(ndcg_of_ranks, ranked, relevant, k)
 
 
-def average_precision(ranked: Ids, relevant: Ids, k: int | None = None) -> float | Float[np.ndarray, " U"]:
+def average_precision(ranked: Ids, relevant: Ids, k: int | None = None) -> float | PerUser:
     """AP: the sum of the precisions at the relevant items, divided by their number (for AP@K by at most K).
 
     Over a ranking of the full catalogue this is our AUPRC. (The paper calls AUPRC "mean average precision" and says "at
@@ -39,37 +42,37 @@ def average_precision(ranked: Ids, relevant: Ids, k: int | None = None) -> float
     return _per_user(average_precision_of_ranks, ranked, relevant, k)
 
 
-def hit_rate(ranked: Ids, relevant: Ids, k: int) -> float | Float[np.ndarray, " U"]:
+def hit_rate(ranked: Ids, relevant: Ids, k: int) -> float | PerUser:
     """1 if at least one of the first K is relevant."""
     return _per_user(hit_rate_of_ranks, ranked, relevant, k)
 
 
-def recall_of_ranks(ranks: Int[np.ndarray, "U m"], k: int) -> Float[np.ndarray, " U"]:
+def recall_of_ranks(ranks: Ranks, k: int) -> PerUser:
     return ((ranks > 0) & (ranks <= k)).sum(1) / (ranks > 0).sum(1)
 
 
-def ndcg_of_ranks(ranks: Int[np.ndarray, "U m"], k: int) -> Float[np.ndarray, " U"]:
+def ndcg_of_ranks(ranks: Ranks, k: int) -> PerUser:
     return dcg_of_ranks(ranks, k) / ideal_dcg(np.minimum((ranks > 0).sum(1), k))
 
 
-def dcg_of_ranks(ranks: Int[np.ndarray, "U m"], k: int) -> Float[np.ndarray, " U"]:
+def dcg_of_ranks(ranks: Ranks, k: int) -> PerUser:
     """Σ 1/log₂(1 + rank) over the relevant items among the first K."""
     return np.where((ranks > 0) & (ranks <= k), 1 / np.log2(1.0 + np.maximum(ranks, 1)), 0.0).sum(1)
 
 
-def ideal_dcg(n: Int[np.ndarray, " U"]) -> Float[np.ndarray, " U"]:
+def ideal_dcg(n: Int[np.ndarray, " U"]) -> PerUser:
     """DCG of n relevant items at ranks 1 … n."""
     return np.cumsum(1 / np.log2(1.0 + np.arange(1, n.max() + 1)))[n - 1]
 
 
-def average_precision_of_ranks(ranks: Int[np.ndarray, "U m"], k: int | None = None) -> Float[np.ndarray, " U"]:
+def average_precision_of_ranks(ranks: Ranks, k: int | None = None) -> PerUser:
     ordered = np.sort(np.where(ranks > 0, ranks, NEVER), axis=1)  # pads last
     precision = np.where(ordered < NEVER, np.arange(1, ranks.shape[1] + 1) / ordered, 0.0)
     k = NEVER if k is None else k
     return np.where(ordered <= k, precision, 0.0).sum(1) / np.minimum((ranks > 0).sum(1), k)
 
 
-def hit_rate_of_ranks(ranks: Int[np.ndarray, "U m"], k: int) -> Float[np.ndarray, " U"]:
+def hit_rate_of_ranks(ranks: Ranks, k: int) -> PerUser:
     return ((ranks > 0) & (ranks <= k)).any(1).astype(float)
 
 
@@ -77,10 +80,6 @@ def ranks_of(ranked: Int[np.ndarray, "U n"], relevant: Int[np.ndarray, "U m"]) -
     """Rank (from 1) of each relevant item in its user's list; `NEVER` if it is not in the list, 0 for padding."""
     order = np.argsort(ranked, axis=1, kind="stable")
     by_id = np.take_along_axis(ranked, order, 1)
-    twice = (by_id[:, 1:] == by_id[:, :-1]) & (by_id[:, 1:] >= 0)
-    if twice.any():
-        row, place = np.argwhere(twice)[0]
-        raise BachError(f"ranked holds item {by_id[row, place]} twice (list {row}); every item may occur once")
     found = np.empty(relevant.shape, np.int64)
     for row, (ids, wanted) in enumerate(zip(by_id, relevant, strict=True)):
         at = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
@@ -88,12 +87,12 @@ def ranks_of(ranked: Int[np.ndarray, "U n"], relevant: Int[np.ndarray, "U m"]) -
     return np.where(relevant < 0, 0, found)
 
 
-def coverage(slates: Int[np.ndarray, "U K"], n_items: int) -> float:
+def coverage(slates: Slates, n_items: int) -> float:
     """The share of the catalogue that occurs in at least one slate."""
     return len(np.unique(_full(slates))) / n_items
 
 
-def diversity(slates: Int[np.ndarray, "U K"], features: Float[np.ndarray, "n_items f"]) -> Float[np.ndarray, " U"]:
+def diversity(slates: Slates, features: Float[np.ndarray, "n_items f"]) -> PerUser:
     """Intra-list diversity: 1 − the mean cosine between the features of two items of the slate."""
     K = _full(slates).shape[1]
     if K < 2:
@@ -108,32 +107,24 @@ def diversity(slates: Int[np.ndarray, "U K"], features: Float[np.ndarray, "n_ite
     return 1 - (together - own) / (K * (K - 1))
 
 
-def novelty(slates: Int[np.ndarray, "U K"], popularity: Float[np.ndarray, " n_items"]) -> Float[np.ndarray, " U"]:
-    """Mean −log₂ of the popularity of an item, in bits; `popularity` is the share of users who know it.
-
-    An item without users counts with half of the smallest positive popularity.
-    """
+def novelty(slates: Slates, popularity: Float[np.ndarray, " n_items"]) -> PerUser:
+    """Mean −log₂ of the popularity of an item, in bits; `popularity` is the share of users who know it."""
     popularity = np.asarray(popularity, float)
-    floor = popularity[popularity > 0].min() / 2
+    floor = popularity[popularity > 0].min() / 2  # of an item without users
     return -np.log2(np.maximum(popularity, floor))[_full(slates)].mean(1)
 
 
-def popularity_bias(
-    slates: Int[np.ndarray, "U K"], popularity: Float[np.ndarray, " n_items"], known: Int[np.ndarray, "U n"]
-) -> Float[np.ndarray, " U"]:
+def popularity_bias(slates: Slates, popularity: Float[np.ndarray, " n"], known: Int[np.ndarray, "U h"]) -> PerUser:
     """Mean popularity of the slate / mean popularity of the user's known items − 1. 0: equal, 1: twice as popular."""
     popularity, known = np.asarray(popularity, float), np.asarray(known)
     own = np.where(known >= 0, popularity[np.maximum(known, 0)], 0).sum(1) / (known >= 0).sum(1)
     return popularity[_full(slates)].mean(1) / own - 1
 
 
-def interest_coverage(
-    slates: Int[np.ndarray, "U K"], labels: Float[np.ndarray, "n_items m"], wanted: Float[np.ndarray, "U m"]
-) -> Float[np.ndarray, " U"]:
-    """The share of a user's interests that occur in the slate.
+def interest_coverage(slates: Slates, labels: Float[np.ndarray, "n m"], wanted: Float[np.ndarray, "U m"]) -> PerUser:
+    """The share of a user's interests that occur in the slate; NaN for a user without interests.
 
-    `labels` are the interests (genres) of the items, `wanted` those of the users, as 0 and 1 or as weights such as a
-    planted π_u. NaN for a user without interests.
+    `labels` are the interests of the items, `wanted` those of the users: 0 and 1, or weights such as a planted π_u.
     """
     labels, wanted = np.asarray(labels), np.asarray(wanted)
     met = np.zeros(wanted.shape, bool)
@@ -143,7 +134,7 @@ def interest_coverage(
         return (wanted * met).sum(1) / wanted.sum(1)
 
 
-def _per_user(of_ranks, ranked: Ids, relevant: Ids, k: int | None) -> float | Float[np.ndarray, " U"]:
+def _per_user(of_ranks, ranked: Ids, relevant: Ids, k: int | None) -> float | PerUser:
     whole = of_ranks is average_precision_of_ranks and k is None
     if not whole and not (isinstance(k, int | np.integer) and k >= 1):
         raise BachError(f"k should be a whole number ≥ 1; got {k!r}")
@@ -160,27 +151,26 @@ def _per_user(of_ranks, ranked: Ids, relevant: Ids, k: int | None) -> float | Fl
         raise BachError(f"ranked has {len(lists)} lists and relevant {len(wanted)}; both should have one per user")
     if (nothing := ~(wanted >= 0).any(1)).any():
         raise BachError(f"user {np.flatnonzero(nothing)[0]} has no relevant item; every user needs at least one")
-    again = np.sort(wanted, axis=1)
-    if ((again[:, 1:] == again[:, :-1]) & (again[:, 1:] >= 0)).any():
-        raise BachError("relevant holds an item twice for one user; every item may occur once")
     found = of_ranks(ranks_of(lists, wanted), k)
     return float(found[0]) if one else found
 
 
 def _lists(given: Ids, name: str) -> Int[np.ndarray, "U n"]:
-    """(U, n) ids; shorter lists are padded with −1."""
-    if isinstance(given, np.ndarray) and given.ndim == 2 and given.size and np.issubdtype(given.dtype, np.integer):
-        return given
-    rows = [np.asarray(list(row)) for row in given]
+    """(U, n) ids, each once in a row; shorter lists are padded with −1."""
+    rows = [np.asarray(row if hasattr(row, "__array__") else list(row)) for row in given]
     if wrong := [row for row in rows if row.ndim != 1 or (len(row) and not np.issubdtype(row.dtype, np.integer))]:
         raise BachError(f"{name} should hold item ids, whole numbers; got {wrong[0].ravel()[:3]} …")
-    filled = np.full((len(rows), max(1, *map(len, rows)) if rows else 1), -1, np.int64)
+    filled = np.full((len(rows), max([1, *map(len, rows)])), -1, np.int64)
     for row, ids in enumerate(rows):
         filled[row, : len(ids)] = ids
+    by_id = np.sort(filled, axis=1)
+    if len(twice := np.argwhere((by_id[:, 1:] == by_id[:, :-1]) & (by_id[:, 1:] >= 0))):
+        row, place = twice[0]
+        raise BachError(f"{name} holds item {by_id[row, place]} twice (list {row}); every item may occur once")
     return filled
 
 
-def _full(slates: Int[np.ndarray, "U K"]) -> Int[np.ndarray, "U K"]:
+def _full(slates: Slates) -> Int[np.ndarray, "U K"]:
     slates = np.asarray(slates)
     if slates.ndim != 2 or not slates.size or slates.min() < 0:
         raise BachError(f"slates should be (U, K) item ids without padding; got shape {slates.shape}")

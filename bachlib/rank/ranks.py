@@ -14,18 +14,19 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import Module
 
 from bachlib import BachError, NotFinite
 from bachlib.data.dataset import Dataset, Split
 from bachlib.params import N_HIST
 
 BLOCK = 1 << 21  # scores at a time
-
+Users = Int[np.ndarray, " U"]
 # items left out of the ranking: every earlier item of the user, only the history the encoder sees, or none
 Exclude = Literal["earlier", "history", "nothing"]
 
 
-def sample_users(dataset: Dataset, at_most: int, seed: int, cold: bool = False) -> Int[np.ndarray, " U"]:
+def sample_users(dataset: Dataset, at_most: int, seed: int, cold: bool = False) -> Users:
     """The users that are trained on (or the cold ones), ascending; if there are more than `at_most`, a random draw."""
     users = dataset.cold if cold else dataset.warm
     if len(users) <= at_most:
@@ -43,12 +44,7 @@ class Scored(NamedTuple):
 
 @torch.no_grad()
 def score_blocks(
-    model: torch.nn.Module,
-    dataset: Dataset,
-    users: Int[np.ndarray, " U"],
-    split: Split,
-    exclude: Exclude = "earlier",
-    only_targets: bool = True,
+    model: Module, dataset: Dataset, users: Users, split: Split, exclude: Exclude = "earlier", only_targets: bool = True
 ) -> Iterator[Scored]:
     """Scores of the whole catalogue, a block of users at a time; `only_targets`: they only rank the targets, faster."""
     if exclude not in Exclude.__args__:
@@ -77,18 +73,13 @@ def score_blocks(
         model.train(was_training)
 
 
-def target_ranks(
-    model: torch.nn.Module, dataset: Dataset, users: Int[np.ndarray, " U"], split: Split
-) -> Int[np.ndarray, "U 10"]:
+def target_ranks(model: Module, dataset: Dataset, users: Users, split: Split) -> Int[np.ndarray, "U 10"]:
     """The rank (from 1) of each held-out item of each user under `model.score`."""
     return np.concatenate([ranks(block.scores, block.targets) for block in score_blocks(model, dataset, users, split)])
 
 
 def ranks(scores: Float[Tensor, "B n"], targets: Int[Tensor, "B m"]) -> Int[np.ndarray, "B m"]:
-    """1 + the number of items with a higher score, or an equal score and a lower number.
-
-    Nothing is sorted: ten comparisons per item are faster.
-    """
+    """1 + the number of items with a higher score, or an equal score and a lower number; faster than sorting."""
     if scores.device.type != "cpu":
         return plain_ranks(scores, targets).cpu().numpy()
     values, wanted = scores.numpy(), targets.numpy()
