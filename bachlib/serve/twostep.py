@@ -113,7 +113,8 @@ def two_step(
     first = _heavy(query)
     ask(first, sizes)
     near = np.where(first, top, -1).max(1)  # a guess of how near an item may be to a head not asked yet
-    beside = query[:, None].bound(near[:, None, None] * (query.heads @ query.heads.mT))  # (B, k)
+    apart = near[:, None, None] * (query.heads @ query.heads.mT)  # (B, head, other head)
+    beside = query[:, None].bound(np.maximum(apart, -0.999 if query.power else -np.inf))  # (B, k)
     ask(~first & (beside > best.worst[:, None] - np.log(2)), sizes)
     longer = sizes  # where the lists hold fewer than K items that may be served
     while ((few := np.isneginf(best.worst)) & (longer < n)).any():
