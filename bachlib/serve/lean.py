@@ -70,6 +70,8 @@ def search(
 
 
 _pools = threadpoolctl.ThreadpoolController()  # numpy, whose BLAS it has to find, is imported above
+# The last request may restore the threads: newer versions of threadpoolctl would only obey the thread that came first.
+_any_thread = getattr(threadpoolctl.OpenBLASController, "clear_controlling_thread", lambda force: None)
 _lock = threading.Lock()
 _inside, _limit = 0, None
 
@@ -84,7 +86,7 @@ def one_core() -> Iterator[None]:
     global _inside, _limit
     with _lock:
         if _inside == 0:
-            _any_thread()
+            _any_thread(force=True)
             _limit = _pools.limit(limits=1, user_api="blas")
         _inside += 1
     try:
@@ -93,13 +95,6 @@ def one_core() -> Iterator[None]:
         with _lock:
             _inside -= 1
             if _inside == 0:
-                _any_thread()
+                _any_thread(force=True)
                 _limit.restore_original_limits()
-                _any_thread()
-
-
-def _any_thread() -> None:
-    """Let the last request restore the threads: threadpoolctl would only obey the thread that came first."""
-    clear = getattr(getattr(threadpoolctl, "OpenBLASController", None), "clear_controlling_thread", None)
-    if clear is not None:
-        clear(force=True)
+                _any_thread(force=True)
