@@ -111,9 +111,8 @@ def _two_step(n: int, k: int, kind: str) -> dict[str, Any]:
     best, lists = two_step(query, items, K, everyone, index)
     missed = 1 - found_of(exact.top_k(query, items, K, everyone).found, best.found)
     ms, scan = _in_turns(lambda u: two_step(query[u], items, K, NOTHING, index), partial(_scan, query, items))
-    told = {"ms": ms, "exact_ms": scan, "ratio": ms / scan, "missed": missed}
-    asked, enough = float((lists.depth > 0).sum(1).mean()), float(lists.enough.mean())
-    return told | {"heads_asked": asked, "exact_if_lists_are": enough}
+    of_lists = {"heads_asked": (lists.depth > 0).sum(1).mean().item(), "exact_if_lists_are": lists.enough.mean().item()}
+    return {"ms": ms, "exact_ms": scan, "ratio": ms / scan, "missed": missed, **of_lists}
 
 
 def _codebook(n: int, k: int) -> dict[str, Any]:
@@ -130,9 +129,9 @@ def _codebook(n: int, k: int) -> dict[str, Any]:
     looked = np.concatenate(looked)
     weight, out = pi.astype(np.float32), np.empty(n, np.float32)
     ms, dense = _in_turns(lists, lambda u: np.dot(arrays.density, weight[u.start], out=out))
-    told = {"ms": ms, "dense_ms": dense, "ratio": ms / dense, "differ": differ}
     effective = float(np.exp(-(pi * np.log(np.maximum(pi, 1e-300))).sum(1)).mean())
-    return told | {"looked_at": float(looked.mean()), "dense": float((looked == n).mean()), "heads": effective}
+    rows = {"looked_at": float(looked.mean()), "dense": float((looked == n).mean()), "heads": effective}
+    return {"ms": ms, "dense_ms": dense, "ratio": ms / dense, "differ": differ, **rows}
 
 
 def benches(sizes: tuple[int, ...] = SIZES) -> list[Callable[[], dict[str, Any]]]:

@@ -65,8 +65,7 @@ def search(
             best = exact.top_k(query, items, K, out, (np.repeat(np.arange(len(pi)), K), best.found.ravel()))
         else:
             certified, enough, looked_at = ~certified, lists.enough, lists.depth.sum(1)
-    found = (catalogue.numbers[best.found], best.scores, best.shares(), pi)
-    return Slate(*found, certified, enough, strategy, looked_at)
+    return Slate(catalogue.numbers[best.found], best.scores, best.shares(), pi, certified, enough, strategy, looked_at)
 
 
 _pools = threadpoolctl.ThreadpoolController()  # numpy, whose BLAS it has to find, is imported above

@@ -56,11 +56,9 @@ class Retriever:
         max_M: int | None = None,
         lists: Literal["approximate", "exact"] = "approximate",
     ):
-        """`genres`: those of each item (`dataset.items["genres"]`), for caps.
-
-        Two-step: `index` hnsw or ivf; `M` entries per head's list (default: K plus the history's length), which grow
-        up to `max_M` (default: 4 M) while the bound needs it and it is in reach; `lists="exact"` adds the scan that
-        proves them.
+        """`genres`: those of each item (`dataset.items["genres"]`), for caps. Two-step: `M` entries per head's list
+        (default: K plus the history's length), which grow up to `max_M` (default: 4 M) while the bound needs it and it
+        is in reach; `lists="exact"` adds the scan that proves them.
         """
         self._take(model, genres, index=index, M=M, max_M=max_M, lists=lists)
         with torch.no_grad():
@@ -90,7 +88,7 @@ class Retriever:
         """Serve by another strategy from now on; requests use the old one until the new one is built."""
         if strategy not in Strategy.__args__:
             raise BachError(f"strategy={strategy!r}: should be one of {', '.join(Strategy.__args__)}")
-        if strategy == "codebook" and self.users.shared_heads is None:
+        if strategy == "codebook" and self.users.prototypes() is None:
             raise BachError("strategy='codebook' needs heads that all users share: p-bach-global or v-bach-global")
         with self._writing:
             if strategy == "auto":
@@ -197,10 +195,7 @@ class Retriever:
 
     @classmethod
     def load(cls, folder: str | Path, model: TwoTower | Run, *, genres: Any = None, verify: bool = True) -> Retriever:
-        """An index from its folder, memory-mapped, with the model it was made with; another model raises an error.
-
-        `verify` compares every file with its checksum, which reads all of it once.
-        """
+        """A saved index, memory-mapped, for its own model. `verify` compares all files with their checksums."""
         catalogue, about = store.read(Path(folder), verify)
         made = cls.__new__(cls)
         made._take(model, genres, **about["settings"])
@@ -235,7 +230,7 @@ def cheapest(retriever: Retriever) -> tuple[str, Catalogue, str]:
     query, pi = retriever.users.query(bare, histories, user=anyone)
     scan = _milliseconds(lambda u: exact.top_k(query[u], bare.items, K, out[u]))
     said = f"{n:,} items, k = {retriever.model.k}: a scan takes {scan:.2f} ms"
-    if retriever.users.shared_heads is not None:
+    if retriever.users.prototypes() is not None:
         other, made, recall = "codebook", retriever.built(bare, "codebook"), 1.0
         took = _milliseconds(lambda u: codebook.top_k(made.codebook, pi[u], K, out[u], retriever.rule))
         said += f", the codebook's lists {took:.2f} ms"

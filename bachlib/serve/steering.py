@@ -72,10 +72,7 @@ class Steering:
 def _capped(pi: Pi, cap: Mapping[int, float]) -> Pi:
     """The excess above a cap goes to the heads below theirs, in proportion, until no head is above its cap."""
     most = np.array([cap.get(r, 1.0) for r in range(pi.shape[1])])
-    for _ in range(pi.shape[1] + 1):
-        over = pi > most + 1e-15
-        if not over.any():
-            return pi
+    while (over := pi > most + 1e-15).any():  # each time another head is full, or there is an error
         full = pi >= most - 1e-15  # at or above the cap: keep just that
         free = np.where(full, 0, pi)
         left = 1 - np.where(full, most, 0).sum(1, keepdims=True)
