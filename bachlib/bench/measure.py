@@ -1,7 +1,4 @@
-"""Measurements: each goal is a ratio of CPU seconds on one thread, taken in one process, and saved as JSON.
-
-Here are the tools, the list of all benches, and the first of them: preparing a log.
-"""
+"""Measurements as ratios of CPU seconds on one thread: tools, the list of all benches, and the one of preparing."""
 
 from __future__ import annotations
 
@@ -79,7 +76,6 @@ def bench_prepare(shape: str, rows: int | None = None) -> dict[str, Any]:
     usual, goals = SHAPES[shape]
     rows = rows or usual
     path = output_dir("bench", f"{shape}-{rows}.csv")
-    path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         print(f"writing {path.name} ({rows:,} rows) …", flush=True)
         write_log(shape, rows, path)
@@ -99,10 +95,7 @@ def _prepare(shape: str, path: Path) -> dict[str, Any]:
 
 
 def write_log(shape: str, rows: int, path: Path) -> None:
-    """A log of that many rows in the original format, with about the users, items and repeats of the real one.
-
-    Every value is a hash of (user, place), so the file is the same everywhere.
-    """
+    """A log of the real one's format and rough shape. Values are hashes of (user, place): the same file everywhere."""
     uniform = "(hash({}) % 1000003) / 1000003.0"
     if shape == "movielens-20m":  # sorted by user, half of the ratings ≥ 4
         users, items, columns = min(138_493, rows // 144), 26_744, "userId, movieId, rating, timestamp"
@@ -117,15 +110,12 @@ def write_log(shape: str, rows: int, path: Path) -> None:
             1511539200 + (hash(u * 31 + j) % 777600)::BIGINT AS t"""
     header = SOURCES[shape].header is not None
     normal = f"sqrt(-2 * ln(({uniform.format('u * 3')} + 1e-6))) * cos(6.2831853 * {uniform.format('u * 5')})"
-    with connect("4GB", path.parent / "spill") as con:
+    with replacing(path) as partial, connect("4GB", path.parent / "spill") as con:
         con.execute(f"CREATE TABLE users AS SELECT u, exp(0.9 * {normal}) AS w FROM range(1, {users} + 1) r(u)")
         (scale,) = con.execute(f"SELECT {rows} / sum(w) FROM users").fetchall()[0]
         con.execute(f"CREATE TABLE lengths AS SELECT u, 1 + floor(w * {scale})::INTEGER AS n FROM users ORDER BY u")
-        with replacing(path) as partial:
-            con.execute(f"""
-                COPY (SELECT {columns} FROM (SELECT {values} FROM lengths, range(n) s(j)) LIMIT {rows})
-                TO '{partial}' (FORMAT csv, HEADER {header})
-            """)
+        con.execute(f"""COPY (SELECT {columns} FROM (SELECT {values} FROM lengths, range(n) s(j)) LIMIT {rows})
+            TO '{partial}' (FORMAT csv, HEADER {header})""")
 
 
 def scan(source_name: str, path: Path) -> None:
@@ -143,15 +133,12 @@ def _late(module: str, bench: str, *arguments: Any) -> Callable[[], dict[str, An
     return lambda: getattr(import_module(f"bachlib.bench.{module}"), bench)(*arguments)
 
 
+TRAIN = (("bench_step", 8, 3.5), ("bench_step", 32, 3.0), ("bench_memory",), ("bench_epoch",))
 BENCHES: dict[str, list[Callable[[], dict[str, Any]]]] = {
     "prepare": [partial(bench_prepare, shape) for shape in SHAPES],
     "sphere": [_late("model", "bench_sphere", kernel) for kernel in ("power-spherical", "von-mises-fisher")],
     "loss": [_late("model", "bench_loss", k) for k in (8, 32)],
-    "train": [
-        *(_late("model", "bench_step", k, faster) for k, faster in ((8, 3.5), (32, 3.0))),
-        _late("model", "bench_memory"),
-        _late("model", "bench_epoch"),
-    ],
+    "train": [_late("model", *bench) for bench in TRAIN],
     "evaluate": [_late("model", "bench_evaluate")],
     "serve": [],  # `serve.benches` for the chosen sizes
     "show": [_late("serve", "bench_explorer")],

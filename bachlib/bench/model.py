@@ -154,13 +154,11 @@ def bench_epoch() -> dict[str, Any]:
 
 
 def bench_memory() -> dict[str, Any]:
-    """The memory that a step needs more at k = 32 than at k = 1, without parameters and the towers' share (Linux only).
-
-    Every tensor is returned to the system as soon as it is freed, so that the memory in use is the memory seen.
-    """
+    """The memory that a step needs more at k = 32 than at k = 1, without parameters and the towers' share."""
     if not CLEAR.exists():
         raise BachError("the memory of a step is measured with /proc, which only Linux has")
-    one, many = (in_fresh_process(_memory, k, MALLOC_MMAP_THRESHOLD_="65536") for k in (1, 32))
+    freed_at_once = {"MALLOC_MMAP_THRESHOLD_": "65536"}  # so that the memory in use is the memory seen
+    one, many = (in_fresh_process(_memory, k, **freed_at_once) for k in (1, 32))
     growth = {key: many[key] - one[key] for key in one}
     result = {"growth_mb": growth["step_mb"] - growth["towers_mb"], "k=1": one, "k=32": many}
     return judged("memory, k = 32 over k = 1", result, {"growth_mb": 100.0})
@@ -217,21 +215,16 @@ def _evaluate(times: int) -> dict[str, Any]:
         evaluate(model, dataset, max_users=N_USERS, quiet=True)
 
     whole()
-    memory, products = peak_gb(), bare_products(model, dataset)
-    rounds = [(cpu_seconds(whole), cpu_seconds(products)) for _ in range(times)]  # in turns: the machine's pace changes
-    seconds, bare = map(min, zip(*rounds, strict=True))
-    return _size() | {"seconds": seconds, "bare_seconds": bare, "ratio": seconds / bare, "peak_gb": memory}
-
-
-def bare_products(model: torch.nn.Module, dataset: Dataset) -> Callable[[], None]:
-    """Every head of every user times every item, in blocks that stay in the cache; the result is not used."""
+    memory = peak_gb()
     heads = diagnostics.encode_users(model, dataset, sample_users(dataset, N_USERS, 0)).heads
     rows, blocks = heads.flatten(0, 1).split(1024), model.items().detach().split(onepass.BLOCK // 1024)
     room = torch.empty(onepass.BLOCK)
 
     def products() -> None:
         for some in rows:
-            for block in blocks:
+            for block in blocks:  # they stay in the cache; the result is not used
                 torch.mm(some, block.T, out=room[: len(some) * len(block)].view(len(some), -1))
 
-    return products
+    rounds = [(cpu_seconds(whole), cpu_seconds(products)) for _ in range(times)]  # in turns: the machine's pace changes
+    seconds, bare = map(min, zip(*rounds, strict=True))
+    return _size() | {"seconds": seconds, "bare_seconds": bare, "ratio": seconds / bare, "peak_gb": memory}

@@ -78,24 +78,19 @@ def _exact(n: int, k: int, rule: str) -> dict[str, Any]:
     query = requests(directions, k, rule, rng)
     scan = partial(_scan, query, items)
     differ = sum(_differ(scan(u), brute_force(query[u], items, K, NOTHING)) for u in ROWS[:8])
-    ms, bare = _in_turns(scan, bare_product(items, query))
+    blocks = np.split(items, range(exact.WIDTH, n, exact.WIDTH))
+    room = np.empty((exact.WIDTH, k), np.float32)
+
+    def product(u: slice) -> None:
+        for block in blocks:  # they stay in the cache; the result is not used
+            np.dot(block, query.heads[u][0].T, out=room[: len(block)])
+
+    ms, bare = _in_turns(scan, product)
     return {"ms": ms, "bare_ms": bare, "ratio": ms / bare, "differ": differ}
 
 
 def _scan(query: Query, items: np.ndarray, u: slice) -> Best:
     return exact.top_k(query[u], items, K, NOTHING)
-
-
-def bare_product(items: np.ndarray, query: Query) -> Callable[[slice], None]:
-    """The cosines of a request's heads with all items, in blocks that stay in the cache; the result is not used."""
-    blocks = np.split(items, range(exact.WIDTH, len(items), exact.WIDTH))
-    room = np.empty((exact.WIDTH, query.heads.shape[1]), np.float32)
-
-    def product(u: slice) -> None:
-        for block in blocks:
-            np.dot(block, query.heads[u][0].T, out=room[: len(block)])
-
-    return product
 
 
 def _two_step(n: int, k: int, kind: str) -> dict[str, Any]:
@@ -111,9 +106,8 @@ def _two_step(n: int, k: int, kind: str) -> dict[str, Any]:
     best, lists = two_step(query, items, K, everyone, index)
     missed = 1 - found_of(exact.top_k(query, items, K, everyone).found, best.found)
     ms, scan = _in_turns(lambda u: two_step(query[u], items, K, NOTHING, index), partial(_scan, query, items))
-    told = {"ms": ms, "exact_ms": scan, "ratio": ms / scan, "missed": missed}
-    asked, enough = float((lists.depth > 0).sum(1).mean()), float(lists.enough.mean())
-    return told | {"heads_asked": asked, "exact_if_lists_are": enough}
+    of_lists = {"heads_asked": (lists.depth > 0).sum(1).mean().item(), "exact_if_lists_are": lists.enough.mean().item()}
+    return {"ms": ms, "exact_ms": scan, "ratio": ms / scan, "missed": missed, **of_lists}
 
 
 def _codebook(n: int, k: int) -> dict[str, Any]:
@@ -130,9 +124,9 @@ def _codebook(n: int, k: int) -> dict[str, Any]:
     looked = np.concatenate(looked)
     weight, out = pi.astype(np.float32), np.empty(n, np.float32)
     ms, dense = _in_turns(lists, lambda u: np.dot(arrays.density, weight[u.start], out=out))
-    told = {"ms": ms, "dense_ms": dense, "ratio": ms / dense, "differ": differ}
     effective = float(np.exp(-(pi * np.log(np.maximum(pi, 1e-300))).sum(1)).mean())
-    return told | {"looked_at": float(looked.mean()), "dense": float((looked == n).mean()), "heads": effective}
+    rows = {"looked_at": float(looked.mean()), "dense": float((looked == n).mean()), "heads": effective}
+    return {"ms": ms, "dense_ms": dense, "ratio": ms / dense, "differ": differ, **rows}
 
 
 def benches(sizes: tuple[int, ...] = SIZES) -> list[Callable[[], dict[str, Any]]]:

@@ -68,10 +68,8 @@ def known_ids(name: str, given: Any, n: int, pads: bool = False) -> Int[np.ndarr
 
 def lists_of(name: str, given: Any, n: int, B: int | None = None) -> list[Int[np.ndarray, " m"]]:
     """(B, m) numbers, a list of lists, or one list: for one request, or with `B` for all of them."""
-    if hasattr(given, "detach"):  # a tensor
-        given = given.detach().cpu()
-    if hasattr(given, "__array__"):  # pandas columns, too
-        given = np.asarray(given)
+    if hasattr(given, "__array__"):  # tensors and pandas columns, too
+        given = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable) or getattr(given, "ndim", 1) == 0:
         raise BachError(f"{name} should be a list of item numbers, or one list per request; got {given!r:.60}")
     rows = list(given)

@@ -34,12 +34,7 @@ class CodebookArrays(NamedTuple):
 
 
 def compute(
-    prototypes: np.ndarray,
-    kappa: np.ndarray,
-    log_c: np.ndarray,
-    items: np.ndarray,
-    rule: Rule,
-    length: int | None = None,
+    prototypes: np.ndarray, kappa: np.ndarray, log_c: np.ndarray, items: np.ndarray, rule: Rule, length: int = 0
 ) -> CodebookArrays:
     """Densities and sorted lists of every prototype; lists of `length` (default: an eighth of the items)."""
     n, k = len(items), len(prototypes)

@@ -54,16 +54,12 @@ class Users:
             return checked_pi(pi, len(histories), self.model.k)
         return self._steered(self.model.log_pi(*self._read(catalogue, histories, user)), pi)
 
-    @property
-    def shared_heads(self) -> Tensor | None:
-        """The prototypes of a global codebook; None if every user has heads of his own."""
-        encoder = self.model.encoder
-        return encoder.shared if isinstance(encoder, Codebook) and self.model.kernel is not None else None
-
     @torch.no_grad()
-    def prototypes(self) -> tuple[Float[np.ndarray, "k d"], Float[np.ndarray, " k"], Float[np.ndarray, " k"]]:
-        """(heads, κ, log C_d(κ)) of a global codebook."""
-        heads = self.shared_heads
+    def prototypes(self) -> tuple[Float[np.ndarray, "k d"], Float[np.ndarray, " k"], Float[np.ndarray, " k"]] | None:
+        """(heads, κ, log C_d(κ)) of a global codebook; None if every user has other heads."""
+        heads = self.model.encoder.shared if isinstance(self.model.encoder, Codebook) else None
+        if heads is None or self.model.kernel is None:
+            return None
         kappa = self.model.kappa_net(heads)
         return float32(heads), float64(kappa), self._log_c(kappa)
 
@@ -80,10 +76,9 @@ class Users:
             row[width - min(width, len(ids)) :] = ids[-width:]
         if (known := self._rows)[0] is not catalogue.tokens:
             self._rows = known = (catalogue.tokens, torch.from_numpy(catalogue.tokens).to(self.model.device))
-        who = None
         if user is not None and isinstance(self.model.gate, PiTable):
-            who = torch.from_numpy(known_ids("user", np.atleast_1d(user), len(self.model.gate.logits)))
-        return torch.from_numpy(padded), who, known[1]
+            user = torch.from_numpy(known_ids("user", np.atleast_1d(user), len(self.model.gate.logits)))
+        return torch.from_numpy(padded), user, known[1]
 
     def _steered(self, log_pi: Tensor, pi: Given) -> Pi:
         weights = float64(log_pi.double().exp())

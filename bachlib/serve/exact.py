@@ -1,11 +1,9 @@
 """Exact top-K over the whole catalogue: cache-sized blocks, and bounds that skip nearly all items.
 
 An item reaches the K-th best score θ only if Σ_r exp(term_r) ≥ e^θ. Three filters, one after the other:
-
     1. With parts λ_r that sum to e^θ, at least one head has to give its part: t_r ≥ cut_r. One comparison per cosine.
     2. Each head's term is looked up in a table of its density over the cosine, rounded up. No logarithm or exponential.
     3. The score itself in float64 (`density`), for a few hundred items.
-
 The cosines of a block are one float32 matrix product; 1 and 2 allow for its rounding. So every skipped item is proved
 to be worse, and the slate is that of `density.brute_force`, to the bit.
 """

@@ -97,10 +97,7 @@ def insert(score, i, scores, found):
 
 @njit(nogil=True, cache=True)
 def rescore(users, places, items, columns, log_weight, kappa, power, soft, left_out, starts, scores, found):
-    """Score items (users[j], places[j]) and keep each user's best in `scores` and `found` (B, K).
-
-    Items in left_out[starts[u]:starts[u + 1]] are skipped.
-    """
+    """Score items (users[j], places[j]), except those left out; each user's best stay in `scores`, `found` (B, K)."""
     terms = np.empty(columns.shape[2])
     for j in range(len(places)):
         u, i = users[j], places[j]
@@ -150,10 +147,8 @@ def fill_tables(log_weight, kappa, power, shift, slack, table):
 
 @njit(nogil=True, cache=True)
 def thresholds(theta, log_weight, kappa, power, soft, peak, order, slack, cut):
-    """cut_r, a little low: an item whose float32 cosines are all below cannot reach θ.
-
-    The parts are equal, except for heads that cannot reach theirs even at cosine 1 (`peak`): those give all they can
-    and are skipped, the others share the rest.
+    """cut_r, a little low: an item whose float32 cosines are all below cannot reach θ. The parts are equal, except for
+    heads that cannot reach theirs even at cosine 1 (`peak`): they give all they can, and the others share the rest.
     """
     k = len(log_weight)
     if not soft or theta == -np.inf:

@@ -65,11 +65,12 @@ def search(
             best = exact.top_k(query, items, K, out, (np.repeat(np.arange(len(pi)), K), best.found.ravel()))
         else:
             certified, enough, looked_at = ~certified, lists.enough, lists.depth.sum(1)
-    found = (catalogue.numbers[best.found], best.scores, best.shares(), pi)
-    return Slate(*found, certified, enough, strategy, looked_at)
+    return Slate(catalogue.numbers[best.found], best.scores, best.shares(), pi, certified, enough, strategy, looked_at)
 
 
 _pools = threadpoolctl.ThreadpoolController()  # numpy, whose BLAS it has to find, is imported above
+# The last request may restore the threads: newer versions of threadpoolctl would only obey the thread that came first.
+_any_thread = getattr(threadpoolctl.OpenBLASController, "clear_controlling_thread", lambda force: None)
 _lock = threading.Lock()
 _inside, _limit = 0, None
 
@@ -84,7 +85,7 @@ def one_core() -> Iterator[None]:
     global _inside, _limit
     with _lock:
         if _inside == 0:
-            _any_thread()
+            _any_thread(force=True)
             _limit = _pools.limit(limits=1, user_api="blas")
         _inside += 1
     try:
@@ -93,13 +94,6 @@ def one_core() -> Iterator[None]:
         with _lock:
             _inside -= 1
             if _inside == 0:
-                _any_thread()
+                _any_thread(force=True)
                 _limit.restore_original_limits()
-                _any_thread()
-
-
-def _any_thread() -> None:
-    """Let the last request restore the threads: threadpoolctl would only obey the thread that came first."""
-    clear = getattr(getattr(threadpoolctl, "OpenBLASController", None), "clear_controlling_thread", None)
-    if clear is not None:
-        clear(force=True)
+                _any_thread(force=True)

@@ -35,11 +35,10 @@ def exemplars(
     member: Bool[np.ndarray, "n g"], popularity: Float[np.ndarray, " n"], names: Sequence[str], per_label: int = 3
 ) -> dict[str, Int[np.ndarray, " m"]]:
     """The most popular items of each label (genre, brand, shop), to represent it in a context."""
-    order, made = np.argsort(-np.asarray(popularity), kind="stable"), {}
-    for name, column in zip(names, np.asarray(member, bool).T, strict=True):
-        made[name] = order[column[order]][:per_label]
-        if not len(made[name]):
-            raise BachError(f"no item has the label {name}")
+    order, columns = np.argsort(-np.asarray(popularity), kind="stable"), np.asarray(member, bool).T
+    made = {name: order[column[order]][:per_label] for name, column in zip(names, columns, strict=True)}
+    if empty := [name for name, items in made.items() if not len(items)]:
+        raise BachError(f"no item has the label {empty[0]}")
     return made
 
 

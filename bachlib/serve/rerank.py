@@ -16,16 +16,16 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from bachlib import BachError
-from bachlib.serve.slate import Slate
+from bachlib.serve.slate import Slate, joined
 
 Genres = Sequence[Sequence[str]]  # those of each item
 Scores, Vectors = Float[np.ndarray, "B n"], Float[np.ndarray, "B n d"]  # of n candidates
 
 
-def capped_slate(
-    search: Callable[[int], Slate], K: int, most: int, genres: Genres | None, caps: Mapping[str, int], row: int
+def capped_slates(
+    search: Callable[[slice, int], Slate], K: int, remaining: np.ndarray, genres: Genres | None, caps: Mapping[str, int]
 ) -> Slate:
-    """K items of `search(depth)`, the ranking of request `row`, which has `most` items; its proof still holds."""
+    """K items of each ranking `search(rows, depth)`, as far down as its caps need; the proofs still hold."""
     if genres is None:
         raise BachError("caps need the items' genres: Retriever(model, genres=dataset.items['genres'])")
     if not isinstance(caps, Mapping):
@@ -35,16 +35,19 @@ def capped_slate(
         raise BachError(f"caps: unknown genre {unknown[0]!r}; known are {', '.join(names)}")
     if wrong := [cap for cap in caps.values() if not (isinstance(cap, int | np.integer) and cap >= 0)]:
         raise BachError(f"caps should be whole numbers ≥ 0; got {wrong[0]!r}")
-    depth = min(2 * K, most)
-    while True:
-        slate = search(depth)
-        own = [genres[item] if item < len(genres) else () for item in slate.items[0]]  # new items may have none
-        taken = capped(own, caps, K)
-        if len(taken) == K:
-            return slate.take(np.array([taken]), still_proved=True)
-        if depth == most:
-            raise BachError(f"the caps leave {len(taken)} items for request {row}, fewer than K={K}")
-        depth = min(4 * depth, most)
+    slates = []
+    for row, most in enumerate(remaining.tolist()):
+        depth = 2 * K
+        while True:
+            slate = search(slice(row, row + 1), min(depth, most))
+            own = [genres[item] if item < len(genres) else () for item in slate.items[0]]  # new items may have none
+            if len(taken := capped(own, caps, K)) == K:
+                break
+            if depth >= most:
+                raise BachError(f"the caps leave {len(taken)} items for request {row}, fewer than K={K}")
+            depth *= 4
+        slates.append(slate.take(np.array([taken]), still_proved=True))
+    return joined(slates)
 
 
 def capped(genres: Genres, caps: Mapping[str, int], K: int) -> list[int]:

@@ -11,17 +11,16 @@ Any number of threads can use it: a request reads one `Catalogue`, and `add` and
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping
 from copy import copy
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from timeit import timeit
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from bachlib import BachError
 from bachlib.model.twotower import TwoTower
@@ -29,8 +28,8 @@ from bachlib.serve import codebook, exact, store
 from bachlib.serve.catalogue import Catalogue, known_ids, lists_of
 from bachlib.serve.encode import Users, float32, new_items
 from bachlib.serve.lean import one_core, search
-from bachlib.serve.rerank import Genres, capped_slate
-from bachlib.serve.slate import Slate, found_of, joined
+from bachlib.serve.rerank import Genres, capped_slates
+from bachlib.serve.slate import Slate, found_of
 from bachlib.serve.steering import Steering
 from bachlib.serve.twostep import Kind, Neighbours, two_step
 from bachlib.train.run import Run
@@ -57,11 +56,9 @@ class Retriever:
         max_M: int | None = None,
         lists: Literal["approximate", "exact"] = "approximate",
     ):
-        """`genres`: those of each item (`dataset.items["genres"]`), for caps.
-
-        Two-step: `index` hnsw or ivf; `M` entries per head's list (default: K plus the history's length), which grow
-        up to `max_M` (default: 4 M) while the bound needs it and it is in reach; `lists="exact"` adds the scan that
-        proves them.
+        """`genres`: those of each item (`dataset.items["genres"]`), for caps. Two-step: `M` entries per head's list
+        (default: K plus the history's length), which grow up to `max_M` (default: 4 M) while the bound needs it and it
+        is in reach; `lists="exact"` adds the scan that proves them.
         """
         self._take(model, genres, index=index, M=M, max_M=max_M, lists=lists)
         with torch.no_grad():
@@ -91,7 +88,7 @@ class Retriever:
         """Serve by another strategy from now on; requests use the old one until the new one is built."""
         if strategy not in Strategy.__args__:
             raise BachError(f"strategy={strategy!r}: should be one of {', '.join(Strategy.__args__)}")
-        if strategy == "codebook" and self.users.shared_heads is None:
+        if strategy == "codebook" and self.users.prototypes() is None:
             raise BachError("strategy='codebook' needs heads that all users share: p-bach-global or v-bach-global")
         with self._writing:
             if strategy == "auto":
@@ -133,7 +130,7 @@ class Retriever:
         if not keep_history:
             left_out = [np.concatenate(both) for both in zip(histories, left_out, strict=True)]
         with one_core():
-            catalogue.left_out(left_out, K)  # raises an error if fewer than K items remain
+            remaining = len(catalogue.numbers) - np.diff(catalogue.left_out(left_out, K).starts)  # at least K
             if catalogue.codebook is not None:
                 query, pi = None, self.users.weights(catalogue, histories, pi, user)
             else:
@@ -145,12 +142,7 @@ class Retriever:
 
             if caps is None:
                 return found(slice(0, B), int(K))
-            slates = []
-            for row in range(B):  # each request goes as far down its ranking as its caps need
-                most = len(catalogue.numbers) - len(catalogue.places(np.unique(left_out[row])))
-                own = partial(found, slice(row, row + 1))
-                slates.append(capped_slate(own, int(K), most, self.genres, caps, row))
-            return joined(slates)
+            return capped_slates(found, int(K), remaining, self.genres, caps)
 
     def recall(self, history: Any, K: int = 100) -> float:
         """The share of the exact slates that this retriever finds: 1 unless lists are approximate."""
@@ -162,13 +154,7 @@ class Retriever:
         """(B, K, d): the embeddings of a slate's items, for `rerank`."""
         return self.catalogue.vectors[slate.items]
 
-    def add(
-        self,
-        rows: np.ndarray | Tensor | None = None,
-        *,
-        vectors: np.ndarray | None = None,
-        genres: Genres | None = None,
-    ) -> np.ndarray:
+    def add(self, rows: Any = None, *, vectors: Any = None, genres: Genres | None = None) -> np.ndarray:
         """Serve new items, and read them in histories; returns their numbers.
 
         `rows` go through the item tower: PureSVD rows as `svd.fold_in` makes them. `vectors` are finished embeddings,
@@ -209,10 +195,7 @@ class Retriever:
 
     @classmethod
     def load(cls, folder: str | Path, model: TwoTower | Run, *, genres: Any = None, verify: bool = True) -> Retriever:
-        """An index from its folder, memory-mapped, with the model it was made with; another model raises an error.
-
-        `verify` compares every file with its checksum, which reads all of it once.
-        """
+        """A saved index, memory-mapped, for its own model. `verify` compares all files with their checksums."""
         catalogue, about = store.read(Path(folder), verify)
         made = cls.__new__(cls)
         made._take(model, genres, **about["settings"])
@@ -247,7 +230,7 @@ def cheapest(retriever: Retriever) -> tuple[str, Catalogue, str]:
     query, pi = retriever.users.query(bare, histories, user=anyone)
     scan = _milliseconds(lambda u: exact.top_k(query[u], bare.items, K, out[u]))
     said = f"{n:,} items, k = {retriever.model.k}: a scan takes {scan:.2f} ms"
-    if retriever.users.shared_heads is not None:
+    if retriever.users.prototypes() is not None:
         other, made, recall = "codebook", retriever.built(bare, "codebook"), 1.0
         took = _milliseconds(lambda u: codebook.top_k(made.codebook, pi[u], K, out[u], retriever.rule))
         said += f", the codebook's lists {took:.2f} ms"
@@ -257,8 +240,11 @@ def cheapest(retriever: Retriever) -> tuple[str, Catalogue, str]:
         if expected > WORTH_BUILDING:
             return "exact", bare, f"exact: {said}; two-step would take about {expected:.1f} times that"
         if find_spec("faiss") is None:
-            hint = "two-step may be faster and needs faiss: pip install 'bachlib[faiss-cpu]'"
-            return "exact", bare, f"exact: {said}; {hint}"
+            return (
+                "exact",
+                bare,
+                f"exact: {said}; two-step may be faster and needs faiss: pip install 'bachlib[faiss-cpu]'",
+            )
         other, made = "two-step", retriever.built(bare, "two-step")
         lists = (made.index, retriever.settings["M"], retriever.settings["max_M"])
         found = two_step(query, bare.items, K, out, *lists)[0].found
@@ -271,9 +257,5 @@ def cheapest(retriever: Retriever) -> tuple[str, Catalogue, str]:
 
 def _milliseconds(request: Callable[[slice], Any]) -> float:
     """The median of single requests, after one to warm up."""
-    took = []
-    for u in [TRIALS[0], *TRIALS]:
-        start = time.perf_counter()
-        request(u)
-        took.append(1000 * (time.perf_counter() - start))
-    return float(np.median(took[1:]))
+    took = [timeit(partial(request, u), number=1) for u in [TRIALS[0], *TRIALS]]
+    return 1000 * float(np.median(took[1:]))

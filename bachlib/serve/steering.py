@@ -39,8 +39,8 @@ class Steering:
             if not 0 <= weight <= 1:
                 raise BachError(f"blend: the weight of the other π should be between 0 and 1; got {weight}")
             pi = (1 - weight) * pi + weight * checked_pi(other, len(pi), k)
-        factor = _per_head({**self.boost, **dict.fromkeys(self.forbid, 0)}, k)
-        pi = normalised(pi * factor, "boost and forbid")
+        factor = {**self.boost, **dict.fromkeys(self.forbid, 0)}
+        pi = normalised(pi * [factor.get(r, 1.0) for r in range(k)], "boost and forbid")
         if self.set:
             heads, shares = list(self.set), np.array(list(self.set.values()))
             pi[:, heads] = 0
@@ -69,18 +69,10 @@ class Steering:
             raise BachError(f"head {over[0]} is set above its own cap")
 
 
-def _per_head(given: Mapping[int, float], k: int) -> Float[np.ndarray, " k"]:
-    """The numbers of the heads that have one, 1 for the others."""
-    return np.array([given.get(r, 1.0) for r in range(k)])
-
-
 def _capped(pi: Pi, cap: Mapping[int, float]) -> Pi:
     """The excess above a cap goes to the heads below theirs, in proportion, until no head is above its cap."""
-    most = _per_head(cap, pi.shape[1])
-    for _ in range(pi.shape[1] + 1):
-        over = pi > most + 1e-15
-        if not over.any():
-            return pi
+    most = np.array([cap.get(r, 1.0) for r in range(pi.shape[1])])
+    while (over := pi > most + 1e-15).any():  # each time another head is full, or there is an error
         full = pi >= most - 1e-15  # at or above the cap: keep just that
         free = np.where(full, 0, pi)
         left = 1 - np.where(full, most, 0).sum(1, keepdims=True)

@@ -47,10 +47,8 @@ def write(folder: Path, catalogue: Catalogue, about: dict[str, Any]) -> Path:
         name = f"gen-{int(there[-1][4:]) + 1 if there else 1:06d}"
         with whole_folder(folder / name) as new:
             arrays = {"vectors": catalogue.vectors, "numbers": catalogue.numbers}
-            if catalogue.tokens is not catalogue.vectors:
-                arrays["tokens"] = catalogue.tokens
-            if len(catalogue.numbers) < len(catalogue.vectors):
-                arrays["items"] = catalogue.items
+            own = {"tokens": catalogue.tokens, "items": catalogue.items}  # most often the vectors themselves
+            arrays |= {part: array for part, array in own.items() if array is not catalogue.vectors}
             if catalogue.codebook is not None:
                 arrays |= {part: array for part, array in catalogue.codebook._asdict().items() if part != "items"}
             for part, array in arrays.items():
@@ -73,7 +71,7 @@ def read(folder: Path, verify: bool = True) -> tuple[Catalogue, dict[str, Any]]:
         current = (folder / "CURRENT").read_bytes()
         try:
             return _read(folder, current, verify)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:  # the last: faiss
             if (folder / "CURRENT").read_bytes() == current:  # else it was replaced and removed while we read
                 raise BachError(f"{folder} is damaged ({type(error).__name__}: {error}); {_AGAIN}") from None
 

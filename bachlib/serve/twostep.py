@@ -56,10 +56,7 @@ class Neighbours:
     @classmethod
     def load(cls, path: Path, kind: Kind) -> Neighbours:
         made = cls.__new__(cls)
-        try:
-            made._take(_faiss().read_index(str(path)), kind)
-        except RuntimeError as error:
-            raise BachError(f"{path} is damaged: faiss says {str(error).splitlines()[-1][:200]}") from None
+        made._take(_faiss().read_index(str(path)), kind)
         return made
 
     def save(self, path: Path) -> None:
@@ -88,10 +85,8 @@ class Lists(NamedTuple):
 def two_step(
     query: Query, items: np.ndarray, K: int, left_out: LeftOut, index: Neighbours, M: int = 0, max_M: int = 0
 ) -> tuple[Best, Lists]:
-    """The best K among the lists.
-
-    M entries in a list (default: K plus the excluded items). Where the bound does not hold, lists that end too early
-    are doubled up to `max_M`; by default up to 4 M, and only if that looks sufficient.
+    """The best K among lists of M entries (default: K plus the excluded items). Where the bound does not hold, lists
+    that end too early are doubled up to `max_M`; by default up to 4 M, and only if that looks sufficient.
     """
     (B, k, d), n = query.heads.shape, len(items)
     best = Best(query, items, K, left_out)
@@ -113,7 +108,8 @@ def two_step(
     first = _heavy(query)
     ask(first, sizes)
     near = np.where(first, top, -1).max(1)  # a guess of how near an item may be to a head not asked yet
-    beside = query[:, None].bound(near[:, None, None] * (query.heads @ query.heads.mT))  # (B, k)
+    apart = near[:, None, None] * (query.heads @ query.heads.mT)  # (B, head, other head)
+    beside = query[:, None].bound(np.maximum(apart, -0.999 if query.power else -np.inf))  # (B, k)
     ask(~first & (beside > best.worst[:, None] - np.log(2)), sizes)
     longer = sizes  # where the lists hold fewer than K items that may be served
     while ((few := np.isneginf(best.worst)) & (longer < n)).any():
