@@ -11,8 +11,8 @@ __version__ = "0.1.0"
 # Modules that the base install leaves out, by the extra of pyproject.toml that installs them.
 EXTRAS = {
     "lab": """plotly ipywidgets anywidget umap jupyterlab jupytext papermill nbclient nbconvert nbformat latex2mathml
-           kaleido""".split(),
-    "sweep": "distributed papermill nbclient nbformat ipykernel plotly".split(),
+           kaleido PIL""".split(),
+    "sweep": "distributed papermill nbclient nbformat ipykernel".split(),
     "faiss-cpu": ["faiss"],
 }
 

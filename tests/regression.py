@@ -2,7 +2,7 @@
 and a wrong sign or another kernel does not.
 
     python tests/regression.py p-bach …       prints the numbers of these methods as JSON
-    python tests/regression.py --record       writes regression.json anew, after a change that is meant to change it
+    python tests/regression.py --record       writes regression.json, after a change that is meant to change it
 """
 
 import json
