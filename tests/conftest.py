@@ -17,8 +17,15 @@ hypothesis.settings.load_profile("same")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two test processes on two cores: more threads would only wait
 
 
+LONG = ("test_notebooks.py", "test_sweep.py", "test_batch.py", "test_browser_lab.py", "test_readme.py", "test_train.py")
+
+
 class Outputs:
     """Before the kernel of a notebook starts, and before every other test: where it writes."""
+
+    def pytest_collection_modifyitems(self, items):
+        """Long files first, so that no process waits for the other at the end."""
+        items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item):
