@@ -21,7 +21,7 @@ $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import ensurepip, venv' || { echo "$(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(PY) -m pip install --quiet "$$(grep '^torch==' requirements.lock)"
-	$(PY) -m pip install --quiet -r requirements.lock
+	$(PY) -m pip install --quiet --no-deps -r requirements.lock
 	$(PY) -m pip install --quiet --no-deps --editable .
 	@touch $(READY)
 
@@ -47,12 +47,14 @@ lint: $(READY)
 bench: $(READY)
 	$(PY) -m bachlib.cli bench
 
+# Without rfc3987-syntax (and lark): jsonschema uses it for one kind of address that no notebook has, and importing it
+# takes more than a second in every kernel. The lock is complete, so it is installed with --no-deps.
 lock:
 	rm -rf .lockenv && $(PYTHON) -m venv .lockenv
 	.lockenv/bin/python -m pip install --quiet "$$(grep '^torch==' requirements.lock)"
 	.lockenv/bin/python -m pip install --quiet ".[lab,sweep,faiss-cpu,test]"
 	{ echo "# Every package, exactly. Written by 'make lock' from pyproject.toml; environment.yml repeats the direct ones. A new torch: change its line by hand first."; \
-	  .lockenv/bin/python -m pip freeze --exclude bachlib | sed 's/ @ .*//; s/+cpu$$//'; } > requirements.lock
+	  .lockenv/bin/python -m pip freeze --exclude bachlib --exclude rfc3987-syntax --exclude lark | sed 's/ @ .*//; s/+cpu$$//'; } > requirements.lock
 	rm -rf .lockenv build
 
 clean:

@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import numba
 import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score, ndcg_score
@@ -33,7 +34,7 @@ def all_of(cases, metric, *k):
 
 def test_ap_and_ndcg_are_scikit_learns(cases):
     full, at = all_of(cases, metrics.average_precision), {k: all_of(cases, metrics.ndcg, k) for k in CUTS}
-    for n, (scores, ranked, relevant) in enumerate(cases):
+    for n, (scores, ranked, relevant) in enumerate(cases[:1000]):
         truth, place = np.isin(np.arange(len(scores)), relevant), np.empty(len(scores))
         place[ranked] = -np.arange(len(scores))  # the ranking with its ties broken
         assert full[n] == pytest.approx(average_precision_score(truth, place), abs=1e-12)
@@ -41,7 +42,8 @@ def test_ap_and_ndcg_are_scikit_learns(cases):
             assert at[k][n] == pytest.approx(ndcg_score([truth], [place], k=k, ignore_ties=True), abs=1e-12)
 
 
-def test_all_are_ranxs(cases):
+def test_all_are_ranxs(cases, monkeypatch):
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)  # as plain Python: ranx takes a minute to compile
     import ranx
 
     qrels, run = {}, {}  # ranx sorts users by name

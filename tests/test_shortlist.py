@@ -96,7 +96,9 @@ def test_items_with_equal_vectors_are_not_called_apart(world, histories):
     of = shortlist(retriever, histories[0])
     found = rerank(of, of.pi, K)
     assert found.enough and not found.apart
-    np.testing.assert_array_equal(found.items, retriever.retrieve([histories[0]], K).items[0])
+    exact = retriever.retrieve([histories[0]], K)
+    assert set(found.items) == set(exact.items[0]), "a matrix product may round equal rows differently: order is open"
+    np.testing.assert_allclose(found.scores, exact.scores[0], atol=of.margin)
 
 
 def test_a_user_with_a_free_pi(world, histories):
