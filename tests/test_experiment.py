@@ -230,6 +230,8 @@ def test_a_training_is_named_by_what_decides_it():
     one_vector = p.model_copy(update={"method": "standard"})
     assert run_name(one_vector) == run_name(one_vector.model_copy(update={"k": 32}))
     assert data_name(Experiment(source="movielens-1m")) == "movielens-1m", "the folder that bach prepare makes"
+    assert data_name(Experiment()) == "planted", "that of bach prepare --source planted"
+    assert data_name(Experiment(source="movielens-1m", catalogue="kept")) != "movielens-1m"
     assert data_name(Experiment(source="movielens-1m", min_items=60)) != "movielens-1m"
 
 
