@@ -62,7 +62,8 @@ def test_the_papers_settings(name, epochs):
     table = {"d": 64, "attention_heads": 4, "ff": 128, "dropout": 0.1, "n_hist": 50, "item_width": 128, "tau": 0.07,
              "learning_rate": 1e-3, "batch_size": 512, "n_negatives": 2048, "epochs": epochs, "patience": 10,
              "valid_every": 5, "seed": 0, "min_rating": 4.0, "min_items": 80, "max_items": 50_000,
-             "max_eval": 10_000, "capsule_iterations": 3, "mind_power": 1.0, "sasrec_blocks": 2}  # fmt: skip
+             "catalogue": "liked", "max_eval": 10_000, "capsule_iterations": 3, "mind_power": 1.0,
+             "sasrec_blocks": 2}  # fmt: skip
     assert {key: getattr(p, key) for key in table} == table
     assert p.max_users == (50_000 if name == "netflix" else 100_000)
 
