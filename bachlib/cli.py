@@ -13,8 +13,8 @@ from typer import Argument, Option
 
 from bachlib import BachError, __version__, needs
 from bachlib.data.sources import SOURCES
-from bachlib.files import project_root
-from bachlib.params import ModelParams, PrepareParams, TrainParams
+from bachlib.files import output_dir, project_root
+from bachlib.params import ModelParams, PrepareParams, TrainParams, validated
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False)
 # commands that execute notebooks or draw: they need a clone of the workbook and modules of an extra
@@ -55,10 +55,13 @@ def bach(
 def prepare(
     source: Annotated[SourceName, Option(help="format of the log")],
     path: Annotated[Path | None, Option(help="file, folder or zip (default: in BACH_DATA_DIR, else download)")] = None,
-    out: Annotated[Path | None, Option(help="folder to write (default: outputs/data/<source>)")] = None,
+    out: Annotated[
+        Path | None, Option(help="folder to write (default: one in outputs/data for this source and these options)")
+    ] = None,
     min_rating: Annotated[float, Option(help=HELP["min_rating"])] = DEFAULT["min_rating"],
     min_items: Annotated[int, Option(help=HELP["min_items"])] = DEFAULT["min_items"],
     max_items: Annotated[int, Option(help=HELP["max_items"])] = DEFAULT["max_items"],
+    catalogue: Annotated[str, Option(help=HELP["catalogue"] + ": liked or kept")] = DEFAULT["catalogue"],
     max_users: Annotated[int, Option(help=HELP["max_users"])] = DEFAULT["max_users"],
     seed: Annotated[int, Option(help=HELP["seed"])] = DEFAULT["seed"],
     ties: Annotated[str, Option(help=HELP["ties"] + ": log or item")] = DEFAULT["ties"],
@@ -76,17 +79,21 @@ def prepare(
     """Turn a raw log into a prepared data set (appendix A of the paper)."""
     from bachlib.data import prepare as prepare_log
     from bachlib.data.download import locate
+    from bachlib.data.prepare import folder_name
 
     named = {"user": user, "item": item, "time": time, "rating": rating, "title": title, "genre": genre}
     columns = {role: column for role, column in named.items() if column} or None
     if columns and source not in ("csv", "parquet"):
         given = f"--{' --'.join(columns)}"
         raise BachError(f"{given}: {source} has its own columns; name yours with --source csv or parquet")
-    dataset = prepare_log(
-        str(source), path or locate(source), out, memory=memory,
-        min_rating=min_rating, min_items=min_items, max_items=max_items, max_users=max_users, seed=seed, ties=ties,
-        columns=columns, time_format=time_format, encoding=encoding, on_bad_rows=on_bad_rows,
-    )  # fmt: skip
+    options = {
+        "min_rating": min_rating, "min_items": min_items, "max_items": max_items, "catalogue": catalogue,
+        "max_users": max_users, "seed": seed, "ties": ties, "columns": columns, "time_format": time_format,
+        "encoding": encoding, "on_bad_rows": on_bad_rows,
+    }  # fmt: skip
+    log, chosen = path or locate(source), validated(PrepareParams, options, "bach prepare").model_dump()
+    out = out or output_dir("data", folder_name(source, path, chosen))  # notebooks know the path that the user gave
+    dataset = prepare_log(str(source), log, out, memory=memory, **options)
     typer.echo(f"→ {dataset.folder}")
 
 

@@ -29,6 +29,7 @@ class PrepareParams(Params):
     min_rating: float = Field(4.0, allow_inf_nan=False, description="lowest liked rating; without ratings: all events")
     min_items: int = Field(80, ge=MIN_ITEMS, description="users with fewer liked items are dropped")
     max_items: int = Field(50_000, ge=1, description="size of the catalogue: the most frequent items")
+    catalogue: Literal["liked", "kept"] = Field("liked", description="items that anybody likes, or only kept users")
     max_users: int = Field(100_000, ge=1, description="number of users at most, drawn with `seed`")
     seed: int = Field(0, ge=0, description="seed of the draw of users")
     ties: Literal["log", "item"] = Field("log", description="order of a user's events with equal times: log or item id")

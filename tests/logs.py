@@ -54,14 +54,18 @@ def plain_pipeline(events, min_rating=4.0, min_items=80, max_items=50_000, rated
     """Appendix A without any engine: user → raw item ids in order. `events` in the order of the log."""
     liked = [e for e in events if not rated or e[2] >= min_rating]
     liked.sort(key=lambda e: e[3])  # stable: ties keep the order of the log
-    sequences: dict[int, list[int]] = {}
+    sequences: dict[int, dict[int, None]] = {}
     for u, i, _, _ in liked:
-        if i not in sequences.setdefault(u, []):
-            sequences[u].append(i)
-    counts = Counter(i for items in sequences.values() for i in items)
-    kept = set(sorted(counts, key=lambda i: (-counts[i], i))[:max_items])
+        sequences.setdefault(u, {}).setdefault(i)
+    kept = set(plain_catalogue(events, min_rating, max_items, rated))
     sequences = {u: [i for i in items if i in kept] for u, items in sequences.items()}
     return {u: items for u, items in sequences.items() if len(items) >= min_items}
+
+
+def plain_catalogue(events, min_rating=4.0, max_items=50_000, rated=True) -> list[int]:
+    """The raw ids of the most frequent liked items of all users, sorted."""
+    counts = Counter(i for _, i in {(u, i) for u, i, rating, _ in events if not rated or rating >= min_rating})
+    return sorted(sorted(counts, key=lambda i: (-counts[i], i))[:max_items])
 
 
 def as_raw(dataset) -> dict:

@@ -161,16 +161,45 @@ def test_missing_values_in_my_csv(refuses, tmp_path, row, said):
     refuses("csv", my_csv(tmp_path, EVENTS, spoil(40, row)), f"my.csv, line 40: {said}", columns=MY)
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize(
-    ("row", "said"), [(",i1,1000000000,5", "user is missing"), ("u1,i1,never,5", "time is not a time")]
+    ("row", "said"),
+    [
+        (",i1,1000000000,5", "user is missing"),
+        ("u1,i1,never,5", "time is not a time: 'u1,"),
+        ('"u\n1",,1000000000,5', "item is missing"),
+        ('"u\n1",i1,never,5', "time is not a time"),
+        ('u1,"12 INCH,5,5', "unquoted value"),
+    ],
 )
-def test_blank_and_quoted_lines_do_not_shift_the_line_number(refuses, tmp_path, row, said):
+def test_blank_and_quoted_lines_do_not_shift_the_line_number(refuses, tmp_path, row, said, end):
     def change(lines):
         lines[4] = '"u\n1",i1,1000000000,5'
-        lines[6] = ""
+        lines[6] = lines[19] = ""
         lines[20] = row
 
-    refuses("csv", my_csv(tmp_path, EVENTS, change), f"line 22: {said}", columns=MY)
+    path = my_csv(tmp_path, EVENTS, change)
+    path.write_bytes(path.read_bytes().replace(b"\n", end.encode()))
+    refuses("csv", path, f"line 22: {said}", columns=MY)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("place", [0, 1, 30, -1])
+@pytest.mark.parametrize("source", ["movielens-20m", "movielens-1m", "taobao"])
+def test_line_numbers_with_any_line_end(refuses, tmp_path, source, place, end):
+    """With and without a header; the first, second, a middle and the last row; a wrong value and a missing field."""
+    writer = {"movielens-20m": write_movielens_csv, "taobao": write_taobao}.get(source)
+    path = tmp_path / "log"
+    writer(path, EVENTS) if writer else write_rows(path, EVENTS, "::")
+    lines = path.read_text().split("\n")[:-1]
+    header = source == "movielens-20m"
+    number = len(lines) if place < 0 else 1 + header + place
+    good = lines[number - 1]
+    missing_field = [] if number == 1 else [good.rsplit("::" if "::" in good else ",", 1)[0]]  # line 1 tells the format
+    for bad in (good[:-4] + "x", *missing_field):
+        lines[number - 1] = bad
+        path.write_bytes((end.join(lines) + end).encode())
+        assert refuses(source, path, f"log, line {number}: ").endswith(f": {bad!r}")
 
 
 def test_line_numbers_in_a_large_file(refuses, tmp_path):

@@ -2,16 +2,19 @@
 
 import json
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 from commands import bach
-from logs import random_events, write_movielens_csv
+from logs import random_events, write_movielens_csv, write_rows
 from reports import batch
 from typer.testing import CliRunner
 
 import bachlib
 from bachlib import cli
+from bachlib.experiment.settings import Experiment
+from bachlib.experiment.stages import data_name
 from bachlib.model.methods import METHODS
 from bachlib.params import WorldParams
 
@@ -104,6 +107,39 @@ def test_prepare(tmp_path):
     assert "raw log" in done.stdout and f"→ {tmp_path / 'o'}" in done.stdout
     assert json.loads((tmp_path / "o" / "meta.json").read_text())["params"]["min_items"] == 40
     assert "already prepared" in bach(*words).stdout
+
+
+def test_every_set_of_options_has_a_folder_that_notebooks_find(tmp_path, monkeypatch):
+    outputs, logs = tmp_path / "outputs", tmp_path / "logs"
+    logs.mkdir()
+    write_rows(logs / "ratings.dat", random_events(1), "::")
+    with zipfile.ZipFile(tmp_path / "ml-1m.zip", "w") as archive:
+        archive.write(logs / "ratings.dat", "ml-1m/ratings.dat")
+    monkeypatch.setenv("BACH_OUTPUT_DIR", str(outputs))
+    monkeypatch.setenv("BACH_DATA_DIR", str(logs))
+
+    def prepared_in(*words):
+        done = here("prepare", *words)
+        assert done.exit_code == 0, done.exception
+        return Path(done.stdout.rsplit("→ ", 1)[1].strip())
+
+    source = ("--source", "movielens-1m", "--min-items")
+    first, second = prepared_in(*source, "40"), prepared_in(*source, "45")
+    kept = prepared_in(*source, "45", "--catalogue", "kept")
+    by_path = prepared_in(*source, "40", "--path", str(logs / "ratings.dat"))
+    by_archive = prepared_in(*source, "40", "--path", str(tmp_path / "ml-1m.zip"))
+    assert len({first, second, kept, by_path}) == 4 and by_archive == first
+    assert all(folder.parent == outputs / "data" and (folder / "meta.json").exists() for folder in (first, second))
+    for folder, options in (
+        (first, {"min_items": 40}),
+        (second, {"min_items": 45}),
+        (kept, {"min_items": 45, "catalogue": "kept"}),
+        (by_path, {"min_items": 40, "path": str(logs / "ratings.dat")}),
+    ):
+        assert data_name(Experiment(source="movielens-1m", **options)) == folder.name
+    assert prepared_in(*source, "40", "--out", str(tmp_path / "o")) == tmp_path / "o"
+    error = here("prepare", *source, "45", "--out", str(tmp_path / "o")).exception
+    assert isinstance(error, bachlib.BachError) and "min_items is 40 there and 45 here" in str(error)
 
 
 def test_prepare_my_own(tmp_path):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bachlib import BachError
 from bachlib.data import Dataset, Windows
-from bachlib.data.dataset import PAD
+from bachlib.data.dataset import FORMAT, PAD
 from bachlib.data.windows import windows_per_user
 
 
@@ -20,7 +20,7 @@ def made(tmp_path, lengths, n_items=500) -> Dataset:
     np.save(tmp_path / "sequences.npy", flat)
     np.save(tmp_path / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]))
     counts = {"items": n_items, "windows": int(windows_per_user(np.array(lengths)).sum())}
-    (tmp_path / "meta.json").write_text(json.dumps({"format": 1, "counts": counts, "content_hash": "x"}))
+    (tmp_path / "meta.json").write_text(json.dumps({"format": FORMAT, "counts": counts, "content_hash": "x"}))
     return Dataset.load(tmp_path)
 
 

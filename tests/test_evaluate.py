@@ -259,5 +259,6 @@ def test_mostpop_on_movielens_1m(real_data, tmp_path):
         pytest.skip("ml-1m.zip is not in BACH_DATA_DIR")
     dataset = prepare("movielens-1m", archive, tmp_path / "ml", quiet=True)
     means = evaluate(build("mostpop", dataset), dataset, quiet=True).means
+    assert dataset.n_items == 3_533
     expected = {"R@10": 0.035, "R@50": 0.125, "R@100": 0.206, "NDCG@100": 0.108, "AP@100": 0.026}
     assert {name: round(means[name], 3) for name in expected} == expected

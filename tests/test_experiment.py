@@ -62,7 +62,8 @@ def test_the_papers_settings(name, epochs):
     table = {"d": 64, "attention_heads": 4, "ff": 128, "dropout": 0.1, "n_hist": 50, "item_width": 128, "tau": 0.07,
              "learning_rate": 1e-3, "batch_size": 512, "n_negatives": 2048, "epochs": epochs, "patience": 10,
              "valid_every": 5, "seed": 0, "min_rating": 4.0, "min_items": 80, "max_items": 50_000,
-             "max_eval": 10_000, "capsule_iterations": 3, "mind_power": 1.0, "sasrec_blocks": 2}  # fmt: skip
+             "catalogue": "liked", "max_eval": 10_000, "capsule_iterations": 3, "mind_power": 1.0,
+             "sasrec_blocks": 2}  # fmt: skip
     assert {key: getattr(p, key) for key in table} == table
     assert p.max_users == (50_000 if name == "netflix" else 100_000)
 
@@ -230,6 +231,8 @@ def test_a_training_is_named_by_what_decides_it():
     one_vector = p.model_copy(update={"method": "standard"})
     assert run_name(one_vector) == run_name(one_vector.model_copy(update={"k": 32}))
     assert data_name(Experiment(source="movielens-1m")) == "movielens-1m", "the folder that bach prepare makes"
+    assert data_name(Experiment()) == "planted", "that of bach prepare --source planted"
+    assert data_name(Experiment(source="movielens-1m", catalogue="kept")) != "movielens-1m"
     assert data_name(Experiment(source="movielens-1m", min_items=60)) != "movielens-1m"
 
 

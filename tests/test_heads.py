@@ -43,6 +43,14 @@ def test_lift_and_names():
     assert meaning.head_names(share, Genres([], np.zeros((3, 0)), np.zeros(0))) == [""] * 5
 
 
+def test_a_genre_that_nobody_likes_names_no_head():
+    """It has no share of the likes to compare with, so its lift is 1, however little of it a head has."""
+    genres = Genres(["Drama", "Noir", "Rare"], np.eye(3, dtype=np.float32), np.array([0.6, 0.4, 0.0]))
+    share = np.array([[0.30, 0.65, 0.05], [0.6, 0.38, 0.02]])
+    assert meaning.lift(share, genres.likes)[:, 2].tolist() == [1, 1]
+    assert meaning.head_names(share, genres) == ["Noir", "mixed"]
+
+
 def test_a_name_is_neither_the_rarest_nor_the_commonest_genre():
     """By lift alone the first head would be a Western, by share alone a Drama."""
     genres = Genres(["Drama", "Noir", "Western"], np.eye(3, dtype=np.float32), np.array([0.6, 0.1, 0.002]))

@@ -9,6 +9,8 @@ from scipy import stats
 
 from bachlib import BachError
 from bachlib.data import planted, prepare
+from bachlib.experiment.settings import Experiment
+from bachlib.experiment.stages import data_name
 
 
 def test_power_spherical_draws():
@@ -91,6 +93,17 @@ def test_same_parameters_same_bytes(tmp_path):
     assert filecmp.cmpfiles(tmp_path / "a", tmp_path / "b", names, shallow=False)[0] == names
     planted.write_world(tmp_path / "c", n_users=40, n_items=200, n_interests=3, seed=1)
     assert not filecmp.cmp(tmp_path / "a" / "log.csv", tmp_path / "c" / "log.csv", shallow=False)
+
+
+def test_a_world_given_by_its_path_has_the_folder_that_notebooks_use(tmp_path, monkeypatch):
+    monkeypatch.setenv("BACH_OUTPUT_DIR", str(tmp_path))
+    sizes, options = {"n_users": 60, "n_items": 300, "n_interests": 3}, {"min_items": 40}
+    made = prepare("planted", planted.write_world(**sizes), quiet=True, **options)
+    assert data_name(Experiment(d=8, **sizes, **options)) == made.folder.name
+    elsewhere = prepare("planted", planted.write_world(tmp_path / "w", **sizes), quiet=True, **options)
+    assert elsewhere == made, "the same world in another folder"
+    other = prepare("planted", planted.write_world(**sizes, seed=1), quiet=True, seed=1, **options)
+    assert other.folder.name == data_name(Experiment(d=8, **sizes, **options, data_seed=1)) != made.folder.name
 
 
 def test_titles_are_unique_and_readable(tmp_path):

@@ -21,6 +21,12 @@ def test_long_tail():
     assert "gets 92% of the likes" in figure.layout.title.text
 
 
+def test_long_tail_ends_where_the_likes_end():
+    """The axis is logarithmic: items that nobody kept likes are in the share, not in the line."""
+    line = plots.long_tail(np.r_[np.full(10, 100), np.ones(70), np.zeros(20)]).data[0]
+    assert line.x[-1] == 80 and min(line.y) == 1
+
+
 def test_timeline_shows_every_item_once(world):
     figure = plots.timeline(
         3, world.sequence(3), world.items["title"], world.truth.item_interest, list(world.truth.genres)

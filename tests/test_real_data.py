@@ -1,7 +1,7 @@
 """The real logs, where `BACH_DATA_DIR` has them."""
 
 import pytest
-from logs import as_raw, plain_pipeline
+from logs import as_raw, plain_catalogue, plain_pipeline
 
 from bachlib.data import prepare
 from bachlib.data.raw import find_raw
@@ -19,10 +19,16 @@ def test_movielens_1m(real_data, tmp_path):
     if not archive.exists():
         pytest.skip("ml-1m.zip is not in BACH_DATA_DIR")
     dataset = prepare("movielens-1m", archive, tmp_path / "o", quiet=True)
-    assert (dataset.n_users, dataset.n_items, dataset.n_windows) == (2_380, 3_494, 253_468)
+    assert (dataset.n_users, dataset.n_items, dataset.n_windows) == (2_380, 3_533, 253_468)
     assert dataset.items.set_index("raw_id").loc[1, "title"] == "Toy Story (1995)"
     (raw,) = find_raw(archive, "ratings.dat")
-    assert as_raw(dataset) == plain_pipeline(list(numbers_of(raw, "::", (0, 1, 2, 3))))
+    events = list(numbers_of(raw, "::", (0, 1, 2, 3)))
+    assert as_raw(dataset) == plain_pipeline(events)
+    assert list(dataset.items["raw_id"]) == plain_catalogue(events)
+    assert (dataset.items["n_users"] == 0).sum() == 39 and (dataset.items["title"] != "").all()
+    kept = prepare("movielens-1m", archive, tmp_path / "kept", catalogue="kept", quiet=True)
+    assert (kept.n_users, kept.n_items, kept.n_windows) == (2_380, 3_494, 253_468)
+    assert as_raw(kept) == as_raw(dataset) and kept.items["n_users"].min() == 1
 
 
 def test_taobao(real_data, tmp_path):

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from bachlib import BachError
+from bachlib.data import Dataset
+from bachlib.model.methods import build
 from bachlib.model.svd import pure_svd
 
 
@@ -24,6 +26,27 @@ def test_same_every_time_and_train_is_not_all(world):
     assert (one.items == two.items).all()
     assert not np.allclose(one.items, everything.items, atol=1e-3)
     assert (np.take_along_axis(one.items, np.abs(one.items).argmax(0)[None], 0) > 0).all()
+
+
+def test_the_item_table_never_sees_held_out_likes(world):
+    """The same training prefixes with other validation and test items give the same table, bit by bit."""
+    sequences, rng = np.array(world.sequences), np.random.default_rng(0)
+    for u in range(world.n_users):
+        start, end = world.offsets[u], world.offsets[u + 1]
+        unseen = np.setdiff1d(np.arange(world.n_items), world.sequence(u))
+        sequences[end - 20 : end] = rng.choice(unseen, 20, replace=False)
+        assert (sequences[start : end - 20] == world.split(u)[0]).all()
+    other = Dataset(world.folder, {**world.meta, "content_hash": "other held-out items"}, sequences, world.offsets)
+    assert (other.matrix("train") != world.matrix("train")).nnz == 0
+    assert (pure_svd(other, 16).items == pure_svd(world, 16).items).all()
+    for method in ("p-bach", "sasrec"):
+        tables = [build(method, data, k=2, d=16, ff=32).item_tower.table for data in (world, other)]
+        assert (tables[0] == tables[1]).all()
+    assert (build("mostpop", other).counts == build("mostpop", world).counts).all()
+    everything = [pure_svd(data, 16, svd_on="all").items for data in (world, other)]
+    assert np.abs(everything[0] - everything[1]).max() > 0.01, "the held-out items do differ"
+    tables = [build("p-bach", data, k=2, d=16, ff=32, svd_on="all").item_tower.table for data in (world, other)]
+    assert (tables[0] - tables[1]).abs().max() > 0.01
 
 
 def test_errors(world):

@@ -102,7 +102,7 @@ def test_an_old_folder_survives_a_failed_new_one(tmp_path, monkeypatch):
     before = as_raw(prepare("csv", path, tmp_path / "o", columns=MY, min_items=40, quiet=True))
     monkeypatch.setattr(sys.modules["bachlib.data.prepare"], "write_items", lambda *a: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        prepare("csv", path, tmp_path / "o", columns=MY, min_items=41, quiet=True)
+        prepare("csv", my_csv(tmp_path, EVENTS[1:]), tmp_path / "o", columns=MY, min_items=40, quiet=True)
     assert as_raw(Dataset.load(tmp_path / "o")) == before
 
 
@@ -129,7 +129,7 @@ def test_a_folder_that_is_not_prepared(tmp_path):
     with pytest.raises(BachError, match=r"not a prepared data set \(it has no meta\.json\)"):
         Dataset.load(tmp_path)
     (tmp_path / "meta.json").write_text(json.dumps({"format": 0}))
-    with pytest.raises(BachError, match="has format 0, this version reads 1; prepare it again"):
+    with pytest.raises(BachError, match="has format 0, this version reads 2; prepare it again"):
         Dataset.load(tmp_path)
 
 

@@ -25,7 +25,7 @@ from bachlib.rank.ranks import sample_users
 
 N_USERS, K = 10_000, 8  # of evaluation
 CLEAR = Path("/proc/self/clear_refs")
-WORLD = {"n_users": 12_000, "n_items": 20_050}  # after preparation a little more than 10,000 and 20,000
+WORLD = {"n_users": 12_000, "n_items": 20_050}  # after preparation more than 10,000 and 20,000
 
 
 def bench_sphere(kernel_name: str) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def training_data() -> Dataset:
     """MovieLens-1M if BACH_DATA_DIR has it, else a planted world of about its size."""
     if os.environ.get("BACH_DATA_DIR"):
         return prepare("movielens-1m", locate("movielens-1m"), output_dir("data", "movielens-1m"), quiet=True)
-    return world(n_users=2_900, n_items=3_494)
+    return world(n_users=2_900, n_items=3_533)
 
 
 def _steps(dataset: Dataset, k: int) -> tuple[Callable[[], None], Callable[[], None]]:

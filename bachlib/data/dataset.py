@@ -19,7 +19,7 @@ from bachlib.data.windows import windows_per_user
 from bachlib.files import read_json
 from bachlib.params import N_HIST, N_TEST, N_VALID
 
-FORMAT = 1  # of the prepared folder; a data set of another format has to be prepared again
+FORMAT = 2  # of the prepared folder; a data set of another format has to be prepared again
 FILES = {"sequences": "sequences.npy", "offsets": "offsets.npy", "users": "users.parquet", "items": "items.parquet"}
 PAD = -1
 
@@ -45,7 +45,8 @@ class Dataset:
         if not (meta := read_json(folder / "meta.json")):
             raise BachError(f"{folder / 'meta.json'} is damaged; prepare the data set again")
         if meta.get("format") != FORMAT:
-            raise BachError(f"{folder} has format {meta.get('format')}, this version reads {FORMAT}; prepare it again")
+            old = f"{folder} has format {meta.get('format')}, this version reads {FORMAT}"
+            raise BachError(f"{old}; prepare it again, with the source and the params in its meta.json")
         return cls(folder, meta, *(np.load(folder / FILES[name], mmap_mode="r") for name in ("sequences", "offsets")))
 
     def strict(self, share: float = 0.1, seed: int = 0) -> Dataset:
@@ -82,7 +83,7 @@ class Dataset:
 
     @cached_property
     def items(self) -> pd.DataFrame:
-        """Columns item (= row), raw_id, n_users who like it, title, genres (a list)."""
+        """Columns item (= row), raw_id, n_users of the data set who like it (perhaps 0), title, genres (a list)."""
         return pd.read_parquet(self.folder / FILES["items"])
 
     @cached_property

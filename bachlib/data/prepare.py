@@ -3,6 +3,9 @@
     liked events → unique items in first-interaction order → the most frequent items → users with enough items
     → at most `max_users` users → contiguous ids
 
+The catalogue is made of everybody's likes, before users are dropped, and stays as it is (`catalogue="liked"`): an item
+that no kept user likes is ranked and drawn as a negative like any other. `catalogue="kept"` drops these items.
+
 The steps are SQL on DuckDB, which moves to the disk what does not fit into memory. The chronological split is index
 arithmetic on the result: see `dataset`. The parameters `ties` and `on_bad_rows` decide what the paper leaves open.
 """
@@ -28,8 +31,8 @@ from bachlib.data.readers import read_log
 from bachlib.data.sources import Source, find_source
 from bachlib.data.store import content_hash, write_items, write_sequences, write_users
 from bachlib.data.windows import windows_per_user
-from bachlib.files import only_one, output_dir, read_json, whole_folder, write_json
-from bachlib.params import MIN_ITEMS, PrepareParams, validated
+from bachlib.files import differences, only_one, output_dir, read_json, short_hash, whole_folder, write_json
+from bachlib.params import MIN_ITEMS, PrepareParams, WorldParams, validated
 
 Say = Callable[[str], None]
 
@@ -51,8 +54,9 @@ def prepare(
     """Prepare a raw log and open the result; a second call with the same input and parameters only opens it.
 
     source: a name in `bachlib.data.sources`; path: file, folder or zip (None: the default planted world);
-    out: the folder to create (None: `outputs/data/<source>`); memory, threads: limits for DuckDB;
-    params: the fields of `bachlib.params.PrepareParams`.
+    out: the folder to create (None: in `outputs/data`, see `folder_name`); memory, threads: limits for DuckDB;
+    params: the fields of `bachlib.params.PrepareParams`. A folder with other options is never replaced; one whose log
+    has changed, or of an older format, is.
     """
     kind = find_source(source)
     chosen = validated(PrepareParams, params, "prepare")
@@ -63,7 +67,7 @@ def prepare(
         path = planted.write_world()
     raws = find_raw(path, kind.log)
     if out is None:
-        out = output_dir("data", Path(path).stem if source in ("csv", "parquet") else source)
+        out = output_dir("data", folder_name(source, path, chosen.model_dump()))
     out = Path(out).expanduser().resolve()
     titles = beside(raws[0], kind.items) if kind.items else None
     inputs = {raw.path: raw for raw in [*raws, *([titles] if titles else [])]}  # a zip counts once
@@ -82,6 +86,33 @@ def prepare(
                     planted.align_truth(raws[0].path.parent, folder)
                 write_json(folder / "meta.json", identity | meta | {"content_hash": content_hash(folder)})
     return Dataset.load(out)
+
+
+def data_label(source: str, path: str | Path | None) -> str:
+    """A readable name of a log: its source, or the file name of a csv or parquet log without unusual characters."""
+    return re.sub(r"[^\w.-]+", "-", Path(path).stem) if source in ("csv", "parquet") else source
+
+
+def folder_name(
+    source: str, path: str | Path | None, options: dict[str, Any], world: dict[str, Any] | None = None
+) -> str:
+    """The folder in `outputs/data` that `bach prepare`, notebooks and sweeps use for a log and these options.
+
+    It is the log's label, and a hash if any option differs from its default. A path counts as an option unless it is
+    the authors' archive. world: the parameters of a planted world, if its path is not given (None: the defaults).
+    """
+    label, chosen, usual = data_label(source, path), dict(options), PrepareParams().model_dump()
+    if source == "planted":
+        world = read_json(Path(path).expanduser() / "world.json") if path else world
+        usual["world"] = WorldParams().model_dump()
+        chosen["world"] = world or (str(path) if path else usual["world"])
+    elif path and Path(path).name != find_source(source).archive:
+        chosen["path"] = str(Path(path).expanduser().resolve())
+    if chosen == usual:
+        return label
+    if chosen["catalogue"] == usual["catalogue"]:
+        del chosen["catalogue"]  # folders had names before there was a choice
+    return f"{label}-{short_hash(chosen)}"
 
 
 def _pipeline(
@@ -143,14 +174,14 @@ def _pipeline(
         lower = [f"min_items (to no less than {MIN_ITEMS})"] * (params.min_items > MIN_ITEMS) + ["min_rating"] * rated
         advice = f"Lower {' or '.join(lower)}" if lower else f"A training window needs at least {MIN_ITEMS}"
         raise BachError(f"no user has {params.min_items} liked items: the longest sequence has {longest}. {advice}")
-    _keep(con, qualified)
+    _keep(con, qualified, params.catalogue)
     kept = "SELECT sum(n), count(*), (SELECT count(*) FROM items) FROM users"
     step(f"users with ≥ {params.min_items} items", *one(kept))
 
     # 5. at most max_users of them
     if qualified.num_rows > params.max_users:
         drawn = np.random.default_rng(params.seed).choice(qualified.num_rows, params.max_users, replace=False)
-        _keep(con, qualified.take(np.sort(drawn)))
+        _keep(con, qualified.take(np.sort(drawn)), params.catalogue)
     step(f"at most {params.max_users:,} users", *one(kept))
 
     # 6. contiguous ids (`_keep` gave them) and sequences in the order of time
@@ -163,15 +194,16 @@ def _pipeline(
     return {"steps": steps, "counts": counts, "bad_rows": {"count": bad.count, "first": bad.first}}
 
 
-def _keep(con: duckdb.DuckDBPyConnection, users: pa.Table) -> None:
+def _keep(con: duckdb.DuckDBPyConnection, users: pa.Table, catalogue: str) -> None:
     """Create the tables `users` and `items` that stay, with counts and contiguous ids in the order of the raw ids."""
+    join = {"liked": "LEFT JOIN", "kept": "JOIN"}[catalogue]
     con.register("kept", users.append_column("id", pa.array(np.arange(users.num_rows), pa.int32())))
     con.execute("CREATE OR REPLACE TABLE users AS SELECT * FROM kept")
     con.unregister("kept")
-    con.execute("""
+    con.execute(f"""
         CREATE OR REPLACE TABLE items AS
-        SELECT item, count(*) AS n, (row_number() OVER (ORDER BY item) - 1)::INTEGER AS id
-        FROM firsts SEMI JOIN users USING (user) SEMI JOIN catalogue USING (item) GROUP BY item
+        SELECT item, count(user) AS n, (row_number() OVER (ORDER BY item) - 1)::INTEGER AS id
+        FROM catalogue {join} (SELECT user, item FROM firsts SEMI JOIN users USING (user)) USING (item) GROUP BY item
     """)
 
 
@@ -180,11 +212,21 @@ def _is_prepared(out: Path, identity: dict[str, Any], say: Say) -> bool:
         return False
     if not (out / "meta.json").is_file():
         raise BachError(f"{out} exists and is not a prepared data set; choose another out=")
-    complete = all((out / name).exists() for name in FILES.values())
-    meta = read_json(out / "meta.json") if complete else {}
-    if different := [key for key, value in identity.items() if meta.get(key) != value]:
-        say(f"{out.name}: replaced, because its {' and '.join(different)} differ")
-    return not different
+    meta = read_json(out / "meta.json")
+    there = {"source": meta.get("source"), **meta.get("params", {})}
+    here = {"source": identity["source"], **identity["params"]}
+    if meta and (other := differences({**here, **there}, here, "there", "here")):  # an older format has fewer options
+        told = f"{out} holds a data set that was prepared with other options: {'; '.join(other)}"
+        raise BachError(f"{told}. Runs may need it: choose another out= (--out), or remove the folder")
+    if not (meta and all((out / name).exists() for name in FILES.values())):
+        say(f"{out.name}: replaced, because it is damaged or incomplete")
+    elif meta.get("format") != FORMAT:
+        say(f"{out.name}: prepared again, because another version wrote it (format {meta.get('format')}, now {FORMAT})")
+    elif meta.get("inputs") != identity["inputs"]:
+        say(f"{out.name}: replaced, because the log has changed")
+    else:
+        return True
+    return False
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import duckdb
 
@@ -50,15 +51,22 @@ class Layout:
     time_format: str | None = None
 
     def rows(self, path: Path) -> Iterator[tuple[int, list[str]]]:
-        """(line number, fields) in plain Python: slow, for messages and samples only."""
+        """(number of its first line, fields) of every row, in plain Python: slow, for messages and samples only."""
         with path.open(encoding="utf-8", errors="replace", newline="") as stream:
             if not self.quote:
                 rows = ((n, line.rstrip("\r\n").split(self.delimiter)) for n, line in enumerate(stream, 1))
             else:
                 csv.field_size_limit(2**31 - 1)
-                reader = csv.reader(stream, delimiter=self.delimiter)
-                rows = ((reader.line_num, row) for row in reader)
+                rows = _numbered(csv.reader(stream, delimiter=self.delimiter))
             yield from itertools.islice(rows, int(self.header), None)
+
+
+def _numbered(reader: Any) -> Iterator[tuple[int, list[str]]]:
+    """A row with quoted line ends has several lines; `line_num` is the last of them."""
+    first = 1
+    for row in reader:
+        yield first, row
+        first = reader.line_num + 1
 
 
 def read_text(log: LogTable, source: Source, path: Path, label: str) -> None:
@@ -95,11 +103,16 @@ def _collect_rejects(log: LogTable, path: Path, label: str) -> None:
 
 
 def _line_at(path: Path, position: int) -> int:
-    """The line number of a byte position (both counted from 1)."""
+    """The number of the line that begins at a byte position (both counted from 1).
+
+    In a file with CRLF line ends DuckDB's position of a row is the line feed before it; no row begins with a line end.
+    """
     left, line = position - 1, 1
     with path.open("rb") as stream:
         while left > 0 and (chunk := stream.read(min(left, 1 << 22))):
             line, left = line + chunk.count(b"\n"), left - len(chunk)
+        while (byte := stream.read(1)) in (b"\r", b"\n"):
+            line += byte == b"\n"
     return line
 
 
@@ -212,6 +225,7 @@ def _is_empty(text: str, number: bool) -> bool:
 
 def _explain(where: str, column: str | None, kind: str, message: str, text: str) -> str:
     """A message about one rejected row."""
+    text = text.lstrip("\r\n")  # see `_line_at`
     if kind == "CAST":
         kinds = {"time": "a time", "rating": "a number", "behavior": "one of pv, buy, cart, fav"}
         wrong = "missing" if 'convert string ""' in message else f"not {kinds.get(column, 'a whole number')}"

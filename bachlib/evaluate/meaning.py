@@ -47,16 +47,20 @@ def genres_of(dataset: Dataset, labels: tuple[list[str], Float[np.ndarray, "n g"
 def topics_of(dataset: Dataset, n: int = 16) -> Genres:
     """The genres of a data set; if its log has none, or thousands, n clusters of items that the same people like.
 
-    Clusters are spherical k-means on PureSVD rows of the training likes, so they do not use held-out items.
+    Clusters are spherical k-means on PureSVD rows of the training likes, so they do not use held-out items. An item
+    without training likes has no row and belongs to no cluster.
     """
     if 0 < len(dataset.genres.names) <= FEW:
         return genres_of(dataset)
     rows = pure_svd(dataset, min(n, dataset.n_items - 1, dataset.n_users - 1)).items
-    rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+    length = np.linalg.norm(rows, axis=1, keepdims=True)
+    met = length[:, 0] > 1e-6
+    rows = (rows / np.maximum(length, 1e-12))[met]
     _, which = kmeans2(rows, min(n, len(rows)), seed=0, minit="++")
     kept, which = np.unique(which, return_inverse=True)
-    names = [f"cluster {c + 1}" for c in range(len(kept))]
-    return genres_of(dataset, (names, np.eye(len(kept), dtype=np.float32)[which]))
+    member = np.zeros((dataset.n_items, len(kept)), np.float32)
+    member[met] = np.eye(len(kept), dtype=np.float32)[which]
+    return genres_of(dataset, ([f"cluster {c + 1}" for c in range(len(kept))], member))
 
 
 def topics_of_users(dataset: Dataset, topics: Genres) -> Float[np.ndarray, "U g"]:
@@ -75,8 +79,8 @@ def over_users(of_heads: Float[np.ndarray, "U k g"], pi: Float[np.ndarray, "U k"
 
 
 def lift(share: Float[np.ndarray, "k g"], likes: Float[np.ndarray, " g"]) -> Float[np.ndarray, "k g"]:
-    """How many times as often a genre is among a head's items as among all likes."""
-    return share / np.maximum(likes, 1e-12)
+    """How many times as often a genre is among a head's items as among all likes; 1 for a genre that nobody likes."""
+    return np.where(likes > 0, share / np.where(likes > 0, likes, 1), 1.0)
 
 
 def head_names(share: Float[np.ndarray, "k g"], genres: Genres) -> list[str]:

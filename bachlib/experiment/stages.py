@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 from bachlib import BachError
 from bachlib.data import Dataset, planted, prepare
 from bachlib.data.download import locate
+from bachlib.data.prepare import data_label, folder_name
 from bachlib.evaluate import Evaluation, diagnostics, evaluate
 from bachlib.experiment.settings import Experiment, experiment_of
-from bachlib.files import only_one, output_dir, short_hash
+from bachlib.files import only_one, output_dir
 from bachlib.model.methods import METHODS, build
-from bachlib.params import PrepareParams
 from bachlib.train import Run, fit
 from bachlib.train.run import name_of_run
 
@@ -71,18 +71,13 @@ def raw_log(p: Experiment) -> Path:
 
 
 def data_name(p: Experiment) -> str:
-    """The folder of the data set: the source, with a hash if anything differs from `bach prepare --source …`."""
-    chosen = p.prepare
-    if p.source == "planted":
-        chosen |= {"world": p.world}
-    elif p.path is not None:
-        chosen |= {"path": str(Path(p.path).expanduser().resolve())}
-    return p.source if chosen == PrepareParams().model_dump() else f"{label(p)}-{short_hash(chosen)}"
+    """The folder of the data set in `outputs/data`, the one that `bach prepare` makes with these options."""
+    return folder_name(p.source, p.path, p.prepare, p.world)
 
 
 def label(p: Experiment) -> str:
-    """A readable name of the data: its source, or the file name of a csv or parquet log without unusual characters."""
-    return re.sub(r"[^\w.-]+", "-", Path(p.path).stem) if p.source in ("csv", "parquet") else p.source
+    """A readable name of the data: its source, or the name of a csv or parquet file."""
+    return data_label(p.source, p.path)
 
 
 def trained(

@@ -30,7 +30,7 @@ def funnel(steps: list[dict[str, Any]]) -> go.Figure:
 def long_tail(n_users: np.ndarray) -> go.Figure:
     """Popularity of items by rank, both axes logarithmic, with the share of the most popular tenth."""
     counts, head = np.sort(np.asarray(n_users))[::-1], max(1, len(n_users) // 10)
-    rank = np.unique(np.geomspace(1, len(counts), 400).astype(int))
+    rank = np.unique(np.geomspace(1, max(1, (counts > 0).sum()), 400).astype(int))  # the axis has no zero
     figure = go.Figure(go.Scatter(x=rank, y=counts[rank - 1], mode="lines", line_color=COLOURS[0], line_width=3))
     figure.add_vrect(x0=1, x1=head, fillcolor=COLOURS[1], opacity=0.15, line_width=0)
     figure.add_annotation(x=np.log10(head) / 2, y=0.06, yref="paper", text="top 10% of items", showarrow=False)
