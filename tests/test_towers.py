@@ -289,6 +289,31 @@ def test_shared_heads_need_one_product(with_ids):
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize("copies", [0, 1, 200])
+@pytest.mark.parametrize("tau", [0.5, 0.07, 0.02, 0.005])
+def test_shared_heads_in_float32_with_many_copies(tau, copies):
+    """Items on the prototypes, so that one item and its copies have nearly all of a head's sum: log p and gradients are
+    as close to float64 as those of the plain reference in float32, and no probability is above 1."""
+    torch.manual_seed(0)
+    prototypes = normalize(torch.randn(4, 8), dim=-1)
+    table = torch.cat([prototypes, normalize(prototypes + 0.1 * torch.randn(4, 8), dim=-1)])
+    table = torch.cat([table, normalize(torch.randn(30, 8), dim=-1)])
+    positive = torch.tensor([0, 1, 4, 8, 0, 2, 30])  # two rows share their positive
+    ids = torch.cat([positive, torch.arange(38), torch.tensor([0, 1, 8]).repeat(copies)])
+    weights = torch.rand(7, 4)
+
+    def found(dtype, shared):
+        u, v = (x.to(dtype, copy=True).requires_grad_() for x in (prototypes, table))
+        components = mixture.shared_log_components if shared else mixture.log_components
+        log_p = components(u if shared else u.expand(7, -1, -1), v[ids], torch.arange(7), tau, ids)
+        return log_p, *torch.autograd.grad((weights.to(dtype) * log_p).sum(), (u, v))
+
+    exact, plain, fast = found(torch.float64, False), found(torch.float32, False), found(torch.float32, True)
+    assert (fast[0] <= 0).all()
+    for a, b, c in zip(fast, plain, exact, strict=True):
+        assert (a - c).abs().max() <= 4 * (b - c).abs().max()
+
+
 @pytest.mark.parametrize("kernel", list(KERNELS))
 def test_serving_scores_are_the_log_density(kernel):
     torch.manual_seed(0)
