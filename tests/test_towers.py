@@ -251,10 +251,11 @@ def test_extractors_survive_an_empty_history(make):
 # ------------------------------------------------------------------------------------------ the step and shared heads
 
 
+@pytest.mark.parametrize("candidates", ["list", "set"])
 @pytest.mark.parametrize("name", ["p-bach", "v-bach"])
-def test_the_fast_step_is_the_plain_one(world, name):
+def test_the_fast_step_is_the_plain_one(world, name, candidates):
     """Loss and the gradient of every parameter, on a real batch with repeated positives."""
-    model = build(name, world, 4, d=16, dropout=0.0).double()
+    model = build(name, world, 4, d=16, dropout=0.0, candidates=candidates).double()
     batch = next(iter(Windows(world, 64)))
     history, positive = torch.from_numpy(batch.history), torch.from_numpy(batch.positive)
     history[:5, :30] = -1

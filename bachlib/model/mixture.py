@@ -5,7 +5,8 @@
     eq. 20       contrastive_posterior, kl_gap: KL(γ_n ‖ γ_n^con) = ℓ_n − ELBO_n
     eqs. 15, 16, 21, 23  elbo_at, elbo, log_density
 
-The candidate set C_n is a *set*: with `ids`, other copies of a row's positive among the candidates are left out.
+With `ids`, other copies of a row's positive are left out of its sum. Every other item counts as often as it is among
+the candidates. `TwoTower.objective` says what the other reading of the candidate set C_n is worth.
 `loss` is the training loss, computed in one pass over the candidates (`onepass`); `plain_loss` is its plain reference.
 """
 
