@@ -195,6 +195,26 @@ def test_gradcheck():
     )
 
 
+@pytest.mark.parametrize("kernel", list(KERNELS))
+def test_the_gradient_flows_through_gamma(kernel):
+    """γ depends on heads, positives and κ: the whole bound against finite differences, plain and in one pass."""
+    c = case(B=3, k=2, d=4, C=8)
+    kappa = (5 + torch.rand(3, 2, dtype=torch.float64)).requires_grad_()
+    inputs = [c["heads"].requires_grad_(), c["items"].requires_grad_(), c["log_pi"].requires_grad_(), kappa]
+
+    def whole(loss, heads, items, log_pi, kappa):
+        log_sigma = mixture.log_sigma(heads, items[c["positive"]], kappa, KERNELS[kernel])
+        value = loss(heads, items, c["positive"], log_pi, log_sigma, 0.5, c["ids"])
+        return value[0] if isinstance(value, tuple) else value
+
+    for loss in (mixture.loss, mixture.plain_loss):
+        assert torch.autograd.gradcheck(lambda *args, loss=loss: whole(loss, *args), inputs)
+    log_sigma = mixture.log_sigma(c["heads"], c["items"][:3], kappa, KERNELS[kernel])
+    gamma = mixture.responsibilities(c["log_pi"], log_sigma)[:, 0].sum()
+    slopes = torch.autograd.grad(gamma, (inputs[0], inputs[1], kappa))
+    assert all(slope.abs().max() > 1e-3 for slope in slopes)
+
+
 def test_a_second_derivative_is_refused_and_not_wrong():
     c = case()
     heads = c["heads"].requires_grad_()

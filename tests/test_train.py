@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from bachlib import BachError, NotFinite
+from bachlib.data import Windows
 from bachlib.model.methods import METHODS, build
 from bachlib.rank.metrics import average_precision_of_ranks
 from bachlib.rank.ranks import target_ranks
@@ -101,6 +102,55 @@ def test_early_stopping(world, tmp_path):
     params = {**QUICK, "epochs": 50, "patience": 2, "learning_rate": 1e-12, "batch_size": 2048}
     run = fit(model_of(world), world, params, tmp_path, quiet=True)
     assert len(run.history) == run.best["epoch"] + 2 < 10
+
+
+def test_patience_counts_looks_and_not_epochs(world, tmp_path):
+    """A look every third epoch, patience 2: the training ends two looks, that is six epochs, after the best one."""
+    params = {**QUICK, "epochs": 50, "valid_every": 3, "patience": 2, "learning_rate": 1e-12, "batch_size": 4096}
+    run = fit(model_of(world, "standard", n_hist=5), world, params, tmp_path, quiet=True)
+    assert len(run.history) == run.best["epoch"] + 6 <= 15
+
+
+def test_the_optimizer_is_plain_adam(world, tmp_path):
+    """The weights after five steps, by Adam written down: no weight decay, no schedule, and no clipping, which large
+    gradients after small ones would show."""
+    model, grown = model_of(world, dropout=0.0), iter([1.0, 1.0, 1e4, 1.0, 1e4])
+    objective, steps = model.objective, []
+
+    def seen(*args):
+        factor = next(grown)
+        slopes = torch.autograd.grad(factor * objective(*args).loss, list(model.parameters()), allow_unused=True)
+        steps.append(slopes)
+        found = objective(*args)
+        return found._replace(loss=factor * found.loss)
+
+    model.objective = seen
+    weights = [q.detach().double().clone() for q in model.parameters()]
+    params = {**QUICK, "epochs": 1, "batch_size": Windows(world, 1).steps_per_epoch // 5}
+    run = fit(model, world, params, tmp_path, quiet=True)
+    first, second = ([torch.zeros_like(w) for w in weights] for _ in range(2))
+    for t, slopes in enumerate(steps, 1):
+        for w, m, v, g in zip(weights, first, second, slopes, strict=True):
+            g = torch.zeros_like(w) if g is None else g.double()
+            m += 0.1 * (g - m)
+            v += 0.001 * (g**2 - v)
+            w -= 3e-3 * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)
+    assert len(steps) == 5
+    last = load_file(run.folder / "last.safetensors")
+    for (name, _), wanted in zip(model.named_parameters(), weights, strict=True):
+        assert (last[name] - wanted).abs().max() < 3e-6, name  # a thousandth of a step
+
+
+def test_every_step_draws_its_own_negatives(world, tmp_path):
+    model = model_of(world, "standard", n_hist=5)
+    objective, drawn = model.objective, []
+    model.objective = lambda *args: drawn.append(args[2].numpy()) or objective(*args)
+    fit(model, world, {**QUICK, "epochs": 2, "n_negatives": 500}, tmp_path, quiet=True)
+    assert len(drawn) == 50 and {len(negatives) for negatives in drawn} == {500}
+    assert len({negatives.tobytes() for negatives in drawn}) == 50
+    times = np.bincount(np.concatenate(drawn), minlength=world.n_items)  # uniform over the whole catalogue
+    assert len(times) == world.n_items and times.min() > 0
+    assert times.var() == pytest.approx(times.mean(), rel=0.3)
 
 
 def test_mixed_precision_keeps_the_normalisers(world, tmp_path):
