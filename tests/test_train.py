@@ -146,8 +146,8 @@ def test_every_step_draws_its_own_negatives(world, tmp_path):
     objective, drawn = model.objective, []
     model.objective = lambda *args: drawn.append(args[2].numpy()) or objective(*args)
     fit(model, world, {**QUICK, "epochs": 2, "n_negatives": 500}, tmp_path, quiet=True)
-    assert len(drawn) == 50 and {len(negatives) for negatives in drawn} == {500}
-    assert len({negatives.tobytes() for negatives in drawn}) == 50
+    assert len(drawn) >= 50 and {len(negatives) for negatives in drawn} == {500}
+    assert len({negatives.tobytes() for negatives in drawn}) == len(drawn)
     times = np.bincount(np.concatenate(drawn), minlength=world.n_items)  # uniform over the whole catalogue
     assert len(times) == world.n_items and times.min() > 0
     assert times.var() == pytest.approx(times.mean(), rel=0.3)
