@@ -68,6 +68,14 @@ def test_identities():
         assert torch.allclose(tight.total, likelihood, atol=1e-10)
 
 
+def test_gamma_by_hand():
+    """γ_r = π_r σ_r / Σ_s π_s σ_s."""
+    c = case()
+    joint = c["log_pi"].exp() * c["log_sigma"].exp()
+    found = mixture.responsibilities(c["log_pi"], c["log_sigma"]).exp()
+    torch.testing.assert_close(found, joint / joint.sum(1, keepdim=True))
+
+
 def test_gamma_is_the_gradient_in_log_p_and_blind_to_negatives():
     c = case()
     log_p = log_p_of(c).requires_grad_()

@@ -258,6 +258,16 @@ def test_sasrecs_last_row_is_that_of_the_whole_sequence():
         SASRec(8, 6, 2, 3, 0.1)
 
 
+def test_sasrec_is_causal():
+    """Two blocks under a triangular mask, written out: with one block the last position sees everything anyway."""
+    torch.manual_seed(0)
+    model, tokens = SASRec(8, 6, 2, 1, 0.0), torch.randn(4, 6, 8)
+    x, seen = tokens * math.sqrt(8) + model.positions, torch.ones(6, 6).tril().bool()[None]
+    for block in model.blocks:
+        x = block(x, seen, slice(None))
+    torch.testing.assert_close(model(tokens, torch.zeros(4, 6, dtype=torch.long)), model.norm(x[:, -1:]))
+
+
 def test_sasrec_block_by_hand():
     """Queries and residual from LN(x), keys and values from x, pointwise feed-forward with its own residual."""
     torch.manual_seed(0)

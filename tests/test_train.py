@@ -16,11 +16,12 @@ from safetensors.torch import load_file
 from bachlib import BachError, NotFinite
 from bachlib.data import Windows
 from bachlib.model.methods import METHODS, build
+from bachlib.model.twotower import Encoded, Objective
 from bachlib.rank.metrics import average_precision_of_ranks
 from bachlib.rank.ranks import target_ranks
 from bachlib.train import Run, fit
 from bachlib.train.checkpoint import read_tensors
-from bachlib.train.watch import effective_heads
+from bachlib.train.watch import Watch, effective_heads
 
 SMALL = {"d": 16, "ff": 32, "item_width": 32}
 QUICK = {"batch_size": 256, "n_negatives": 64, "valid_every": 1, "learning_rate": 3e-3, "checkpoint_seconds": 0}
@@ -139,6 +140,14 @@ def test_the_optimizer_is_plain_adam(world, tmp_path):
     last = load_file(run.folder / "last.safetensors")
     for (name, _), wanted in zip(model.named_parameters(), weights, strict=True):
         assert (last[name] - wanted).abs().max() < 3e-6, name  # a thousandth of a step
+
+
+def test_dropout_is_on_in_training_and_off_after_it(world, tmp_path):
+    model = model_of(world, "standard", n_hist=5)
+    objective, training = model.objective, []
+    model.objective = lambda *args: training.append(model.training) or objective(*args)
+    run = fit(model, world, {**QUICK, "epochs": 2, "batch_size": 2048}, tmp_path, quiet=True)
+    assert len(training) >= 4 and all(training) and not run.model.training
 
 
 def test_every_step_draws_its_own_negatives(world, tmp_path):
@@ -360,6 +369,39 @@ def test_weights_that_are_not_there_are_said(whole, world):
 
 def test_effective_heads():
     assert effective_heads([0.25] * 4) == pytest.approx(4) and effective_heads([1.0, 0.0]) == 1
+
+
+def test_the_watch_by_hand():
+    """Two steps: cosines between heads, the number of heads that π covers, usage, κ, and shares of the gradient."""
+    rng, watch = np.random.default_rng(0), Watch(3, torch.device("cpu"))
+    cosines, covered, gamma, kappa, shares = [], [], [], [], []
+    for _ in range(2):
+        u = rng.normal(size=(5, 3, 4))
+        u /= np.linalg.norm(u, axis=-1, keepdims=True)
+        pi, g, sharp, slope = (
+            rng.dirichlet(np.ones(3), 5),
+            rng.random((5, 3)),
+            rng.random((5, 3)),
+            rng.random((5, 3, 4)),
+        )
+        heads = torch.from_numpy(u).requires_grad_()
+        loss = (heads * torch.from_numpy(slope)).sum()
+        encoded = Encoded(heads, torch.from_numpy(np.log(pi)), torch.from_numpy(sharp))
+        terms = dict.fromkeys(("reconstruction", "prior", "entropy"), loss.detach())
+        watch.look(Objective(loss, terms, torch.from_numpy(g), encoded, heads))
+        loss.backward()
+        cosines += [one[a] @ one[b] for one in u for a, b in ((0, 1), (0, 2), (1, 2))]
+        covered += [-(p * np.log(p)).sum() for p in pi]
+        gamma, kappa = [*gamma, g.mean(0)], [*kappa, sharp]
+        length = np.linalg.norm(slope, axis=-1).sum(0)
+        shares.append(length / length.sum())
+    row, kappa = watch.row(), np.concatenate(kappa)
+    assert row["head_cosine"] == pytest.approx(np.mean(cosines)) and row["pi_heads"] == pytest.approx(
+        np.exp(np.mean(covered))
+    )
+    assert (row["kappa_min"], row["kappa_max"]) == (kappa.min(), kappa.max())
+    for name, wanted in (("usage", np.mean(gamma, 0)), ("kappa", kappa.mean(0)), ("gradient", np.mean(shares, 0))):
+        np.testing.assert_allclose(row[name], wanted)
 
 
 def test_lines_without_a_terminal(world, tmp_path, capsys):
