@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,13 +28,13 @@ from mutations import MUTATIONS, Mutation
 
 ROOT = Path(__file__).resolve().parent.parent
 COPIED = ("bachlib", "tests", "params", "pyproject.toml")
-SECONDS = 300  # after which a test counts as failed: a mutation may loop for ever
+SECONDS = 600  # for the tests of a mutation, which may loop for ever
 QUICK = {f"test_{name}.py" for name in "sphere mixture metrics statistics towers".split()}  # a few seconds each
 
 
 class Verdict(NamedTuple):
     mutation: Mutation
-    outcome: str  # killed, survived or broken: the tests did not run
+    outcome: str  # killed, survived or broken: the tests did not run or did not end
     seconds: float
     output: str
 
@@ -56,15 +57,12 @@ class Copy:
         with tempfile.TemporaryDirectory(dir=self.folder) as cache:
             path.write_text(source.replace(mutation.before, mutation.after))
             try:
-                return self.run(mutation, cache if compiled else None)
+                began = time.monotonic()
+                code, output = self.pytest(mutation.tests.split(), cache if compiled else None)
             finally:
                 path.write_text(source)
                 os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-    def run(self, mutation: Mutation, cache: str | None = None) -> Verdict:
-        began = time.monotonic()
-        code, output = self.pytest(mutation.tests.split(), cache)
-        outcome = {0: "survived", 1: "killed", None: "killed"}.get(code, "broken")
+        outcome = {0: "survived", 1: "killed"}.get(code, "broken")
         return Verdict(mutation, outcome, time.monotonic() - began, output)
 
     def pytest(self, tests: list[str], cache: str | None = None) -> tuple[int | None, str]:
@@ -122,24 +120,25 @@ def judged(mutations: list[Mutation], jobs: int, baseline: bool = True, say=prin
         free: queue.Queue[Copy] = queue.Queue()
         for number in range(jobs):
             free.put(Copy(Path(folder) / str(number)))
-        if baseline:
-            tests = sorted({test for m in mutations for test in m.tests.split()})
-            copy = free.get()
-            code, output = copy.pytest(tests)
-            free.put(copy)
-            if code != 0:
-                raise SystemExit(f"the tests fail without any mutation, so nothing can be judged:\n{output}")
 
-        def one(mutation: Mutation) -> Verdict:
+        def in_a_copy(work, given):
             copy = free.get()
             try:
-                verdict = copy.judge(mutation)
+                return work(copy, given)
             finally:
                 free.put(copy)
+
+        def one(copy: Copy, mutation: Mutation) -> Verdict:
+            verdict = copy.judge(mutation)
             say(f"{verdict.outcome:<9}{verdict.seconds:5.0f} s  {mutation.file}: {mutation.what}", flush=True)
             return verdict
 
-        return list(pool.map(one, mutations))
+        tests = sorted({test for m in mutations for test in m.tests.split()}) if baseline else []
+        files = [[test for test in tests if test.split("::")[0] == file] for file in {t.split("::")[0] for t in tests}]
+        for code, output in pool.map(partial(in_a_copy, Copy.pytest), files):
+            if code != 0:
+                raise SystemExit(f"the tests fail without any mutation, so nothing can be judged:\n{output}")
+        return list(pool.map(partial(in_a_copy, one), mutations))
 
 
 def main() -> int:
