@@ -11,11 +11,11 @@ live, or if its fragment does not occur exactly once (it is *stale*: the code ha
 import argparse
 import ast
 import hashlib
+import multiprocessing
 import os
 import queue
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,7 +28,13 @@ from mutations import MUTATIONS, Mutation
 
 ROOT = Path(__file__).resolve().parent.parent
 COPIED = ("bachlib", "tests", "params", "pyproject.toml")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # as in conftest.py, before torch is imported
 SECONDS = 600  # for the tests of a mutation, which may loop for ever
+LIBRARIES = (
+    "torch torch._dynamo scipy.sparse.linalg scipy.stats pandas pyarrow.parquet duckdb pydantic pytest hypothesis"
+)
+FORKS = multiprocessing.get_context("forkserver")  # so that they are imported once
+FORKS.set_forkserver_preload([*LIBRARIES.split(), "safetensors.torch", "pytest", "hypothesis"])
 QUICK = {f"test_{name}.py" for name in "sphere mixture metrics statistics towers".split()}  # a few seconds each
 
 
@@ -66,22 +72,38 @@ class Copy:
         return Verdict(mutation, outcome, time.monotonic() - began, output)
 
     def pytest(self, tests: list[str], cache: str | None = None) -> tuple[int | None, str]:
-        """(exit code, output); None: the time ran out. No .pyc is written or read, because they go by whole seconds."""
-        own = {"PYTHONPATH": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(self.folder)}
-        own["NUMBA_CACHE_DIR"] = cache or str(self.folder / "numba")
-        inherited = {name: x for name, x in os.environ.items() if not name.startswith(("PYTEST_", "BACH_", "COV_"))}
-        options = ["-x", "-q", "-o", "addopts=", "-p", "no:cacheprovider", "-p", "no:randomly", "--tb=line"]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pytest", *options, *(f"tests/{test}" for test in tests)],
-            cwd=self.folder, env=inherited | own, start_new_session=True, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        try:
-            output, _ = process.communicate(timeout=SECONDS)
-        except subprocess.TimeoutExpired:
+        """(exit code, output) of these tests in the copy; no exit code if they did not end in time."""
+        output = self.folder / "output.txt"
+        process = FORKS.Process(target=_tests, args=(self.folder, tests, cache or str(self.folder / "numba"), output))
+        process.start()
+        process.join(SECONDS)
+        if process.exitcode is None:
             os.killpg(process.pid, signal.SIGKILL)
-            return None, f"stopped after {SECONDS} seconds\n{process.communicate()[0]}"
-        return process.returncode, output
+            process.join()
+            return None, f"stopped after {SECONDS} seconds\n{output.read_text()}"
+        return process.exitcode, output.read_text()
+
+
+def _tests(folder: Path, tests: list[str], cache: str, output: Path) -> None:
+    """Run pytest in this process, a fork of one that has imported the libraries but nothing of the project."""
+    os.setsid()
+    with output.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a shell; tests use it
+    for name in [name for name in os.environ if name.startswith(("PYTEST_", "BACH_", "COV_"))]:
+        del os.environ[name]
+    os.environ |= {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(folder)}
+    os.environ["NUMBA_CACHE_DIR"] = cache
+    tempfile.tempdir, sys.dont_write_bytecode = None, True  # .pyc files go by whole seconds
+    sys.path[:0] = [str(folder), str(folder / "tests")]
+    os.chdir(folder)
+    import pytest
+
+    options = ["-x", "-q", "-o", "addopts=", "-p", "no:cacheprovider", "--tb=line"]
+    code = pytest.main([*options, *(f"tests/{test}" for test in tests)])
+    sys.stdout.flush()
+    os._exit(int(code))  # no time for cleaning up: the folder is temporary
 
 
 def problems(mutation: Mutation) -> list[str]:
@@ -147,7 +169,6 @@ def main() -> int:
     parser.add_argument("-j", "--jobs", type=int, default=2, help="mutations at a time")
     parser.add_argument("--verbose", action="store_true", help="show what the tests of survivors printed")
     chosen = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background a shell has it ignored; tests use it
     if stale := [f"{m.file}: {m.what}: {problem}" for m in MUTATIONS for problem in problems(m)]:
         print("\n".join(stale))
         return 1
