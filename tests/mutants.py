@@ -98,9 +98,13 @@ def _tests(folder: Path, tests: list[str], cache: str, output: Path) -> None:
     tempfile.tempdir, sys.dont_write_bytecode = None, True  # .pyc files go by whole seconds
     sys.path[:0] = [str(folder), str(folder / "tests")]
     os.chdir(folder)
+    import hypothesis
     import pytest
 
-    options = ["-x", "-q", "-o", "addopts=", "-p", "no:cacheprovider", "--tb=line"]
+    # the first failing example is enough: no search for the simplest one
+    phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]
+    hypothesis.settings.register_profile("mutants", derandomize=True, database=None, phases=phases)
+    options = ["-x", "-q", "-o", "addopts=", "-p", "no:cacheprovider", "--tb=line", "--hypothesis-profile=mutants"]
     code = pytest.main([*options, *(f"tests/{test}" for test in tests)])
     sys.stdout.flush()
     os._exit(int(code))  # no time for cleaning up: the folder is temporary

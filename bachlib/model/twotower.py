@@ -153,7 +153,9 @@ class TwoTower(nn.Module):
 
         The paper's candidate set C_n is the positives of the batch and the negatives. As a list (the default, and what
         sampled-softmax code does), an item counts as often as it was drawn; only other copies of a row's own positive
-        are left out. As a set (`candidates="set"`), every item counts once.
+        are left out. As a set (`candidates="set"`), every item counts once. On MovieLens-1M about 1,780 of the 2,560
+        candidates of a step are distinct. There p-bach (k = 8, one seed) had a test AUPRC of 0.0949 with the list and
+        of 0.0969 with the set after three epochs.
         """
         history, positive = self._history(history), self._ids(positive)
         ids = torch.cat([positive, self._ids(negatives)])  # candidates (C,)
