@@ -3,11 +3,12 @@ PYTHON ?= python3
 PY := .venv/bin/python
 READY := .venv/ready
 
-.PHONY: help run test lab sync figures lint bench lock clean
+.PHONY: help run test mutants lab sync figures lint bench lock clean
 
 help:
 	@echo "make run    run the workbook in batch on the planted data set and write the report"
 	@echo "make test   run every test, the notebooks included"
+	@echo "make mutants make one line of the package wrong at a time and see that the tests notice (MUTANTS_ARGS=\"onepass\")"
 	@echo "make lab    open JupyterLab at the project's root, with the first notebook"
 	@echo "make sync   pair notebooks/*.py with their .ipynb, execute those that changed, add static pictures"
 	@echo "make figures draw the README's pictures from the executed notebooks (needs Chrome)"
@@ -30,6 +31,9 @@ run: $(READY)
 
 test: $(READY)
 	$(PY) -m pytest -n 2 $(PYTEST_ARGS)
+
+mutants: $(READY)
+	$(PY) tests/mutants.py $(MUTANTS_ARGS)
 
 lab: $(READY)
 	$(PY) -m jupyterlab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/00_tour.ipynb

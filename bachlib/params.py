@@ -69,6 +69,9 @@ class ModelParams(Params):
     k: int = Field(8, ge=1, description="number of heads; methods with one vector have 1")
     d: int = Field(64, ge=2, description="dimension of every embedding and rank of PureSVD")
     tau: float = Field(0.07, gt=0, le=10, description="temperature τ of the softmax, fixed")
+    candidates: Literal["list", "set"] = Field(
+        "list", description="an item among the candidates several times counts as often (list) or once (set)"
+    )
     kernel: Kernel | None = Field(None, description="kernel of BACH's posterior; None: the kernel of the method")
     seed: int = Field(0, ge=0, description="seed of the initial weights")
     n_hist: int = Field(N_HIST, ge=1, description="number of history items the encoder reads, the last ones")

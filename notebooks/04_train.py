@@ -113,7 +113,8 @@ tuple(heads.shape), log_pi.exp().sum(-1).tolist(), kappa.unique().tolist(), tupl
 #
 # The loss of a step is $-\mathcal{F}$ (eq. 21), averaged over the batch. The candidates $\mathcal{C}_n$ are the
 # positives of the batch and fresh uniform negatives, which the whole batch shares. Another copy of a row's own positive
-# is left out. Here is the loss in its plain form. `model.loss` gives the same value faster:
+# is left out. Any other item counts as often as it was drawn (`candidates="list"`), or once with `candidates="set"`.
+# Here is the loss in its plain form. `model.loss` gives the same value faster:
 
 # %%
 source_of(twotower.plain_step_loss)

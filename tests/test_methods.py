@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from test_mixture import plain_all_multihead, plain_pos_multihead
 from torch import nn
 
 from bachlib import BachError
 from bachlib.data import Windows
+from bachlib.model import mixture
 from bachlib.model.methods import METHODS, Method, build
 from bachlib.model.towers import PiTable
 
@@ -69,8 +71,6 @@ def test_serving_rules(world):
     torch.testing.assert_close(model.score(history), expected)
     model = build("v-bach", world, 3, **SMALL).eval()
     heads, log_pi, kappa = model.encode(history)
-    from bachlib.model import mixture
-
     torch.testing.assert_close(
         model.score(history),
         mixture.log_density(heads, model.items(), log_pi, kappa, model.kernel),
@@ -140,12 +140,83 @@ def test_a_step_embeds_distinct_items_only(world):
     distinct = torch.cat([history.flatten(), positive, negatives]).unique()
     assert asked == [len(distinct)] and len(distinct) < world.n_items
     heads, log_pi, kappa = model.encode(history)
-    from bachlib.model import mixture
-
     ids = torch.cat([positive, negatives])
     items, own = model.items()[ids], torch.arange(4)
     log_sigma = mixture.log_sigma(heads, items[:4], kappa, model.kernel)
     torch.testing.assert_close(few, mixture.plain_loss(heads, items, own, log_pi, log_sigma, 0.07, ids))
+
+
+LEARNT = [name for name in METHODS if name != "mostpop"]
+
+
+def away_from_the_start(model):
+    """Weights at which the κ-net, the residual MLP and π are no longer constant."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+    return model
+
+
+def loss_and_slopes(model, loss):
+    return loss, torch.autograd.grad(loss, list(model.parameters()), allow_unused=True, materialize_grads=True)
+
+
+@pytest.mark.parametrize("name", LEARNT)
+def test_distinct_candidates_are_the_same_list_or_set(world, name):
+    """To the bit: a set keeps the order of the list."""
+    history, *_ = batch_of(world)
+    found = []
+    for candidates in ("list", "set"):
+        model = away_from_the_start(build(name, world, 3, candidates=candidates, **SMALL))
+        found.append(loss_and_slopes(model, model.loss(history, torch.arange(40, 8, -1), torch.arange(300, 100, -1))))
+    assert found[0][0] == found[1][0] and all(map(torch.equal, found[0][1], found[1][1]))
+
+
+@pytest.mark.parametrize("name", LEARNT)
+def test_a_set_of_candidates_has_every_item_once(world, name):
+    """Against the plain loss in float64 on the distinct items, which need no ids then."""
+    history, positive, negatives = batch_of(world)
+    positive[3:6] = positive[0]  # positives of several rows, negatives drawn twice, negatives that are positives
+    negatives = torch.cat([negatives, negatives[:20], positive[:9]])
+    model = away_from_the_start(build(name, world, 3, candidates="set", **SMALL).double())
+    seen = model.objective(history, positive, negatives)
+    distinct = sorted({*positive.tolist(), *negatives.tolist()})
+    items, own = model.items(torch.tensor(distinct)), torch.tensor([distinct.index(i) for i in positive.tolist()])
+    heads, log_pi, kappa = model.encode(history)
+    if model.objective_name == "elbo":
+        log_sigma = mixture.log_sigma(heads, items[own], kappa, model.kernel)
+        plain = mixture.plain_loss(heads, items, own, log_pi, log_sigma, model.tau)
+        torch.testing.assert_close(-sum(seen.terms.values()), plain)
+        torch.testing.assert_close(seen.gamma, mixture.responsibilities(log_pi, log_sigma).exp())
+    elif model.objective_name == "all-multihead":
+        plain = plain_all_multihead(heads, items, own, model.tau, None)
+    else:
+        if model.objective_name == "label-aware":
+            weight = (heads @ items[own][:, :, None]).softmax(1)
+            heads = nn.functional.normalize((weight * heads).sum(1, keepdim=True), dim=-1)
+        plain = plain_pos_multihead(heads, items, own, model.tau, None)
+    (found, slopes), (wanted, plain_slopes) = loss_and_slopes(model, seen.loss), loss_and_slopes(model, plain)
+    assert found.item() == pytest.approx(wanted.item(), abs=1e-9)
+    for a, b in zip(slopes, plain_slopes, strict=True):
+        assert (a - b).norm() <= 1e-7 * b.norm() + 1e-9
+    as_list = build(name, world, 3, **SMALL).double()
+    as_list.load_state_dict(model.state_dict())
+    assert as_list.loss(history, positive, negatives) > found + 0.01  # more terms in the sum
+
+
+@pytest.mark.parametrize("candidates", ["list", "set"])
+@pytest.mark.parametrize("name", ["p-bach", "p-bach-global", "all-multihead"])
+def test_parts_of_a_batch_have_the_candidates_of_the_whole(world, name, candidates):
+    """What several processes do: the positives of the other rows are among the negatives."""
+    history, positive, negatives = batch_of(world)
+    positive[20:24] = positive[0]
+    model = away_from_the_start(build(name, world, 3, candidates=candidates, **SMALL).double())
+    halves = [
+        model.loss(history[mine], positive[mine], torch.cat([positive[others], negatives]))
+        for mine, others in ((slice(16), slice(16, 32)), (slice(16, 32), slice(16)))
+    ]
+    torch.testing.assert_close(sum(halves) / 2, model.loss(history, positive, negatives))
 
 
 def test_free_pi_per_user(world):

@@ -68,6 +68,14 @@ def test_identities():
         assert torch.allclose(tight.total, likelihood, atol=1e-10)
 
 
+def test_gamma_by_hand():
+    """γ_r = π_r σ_r / Σ_s π_s σ_s."""
+    c = case()
+    joint = c["log_pi"].exp() * c["log_sigma"].exp()
+    found = mixture.responsibilities(c["log_pi"], c["log_sigma"]).exp()
+    torch.testing.assert_close(found, joint / joint.sum(1, keepdim=True))
+
+
 def test_gamma_is_the_gradient_in_log_p_and_blind_to_negatives():
     c = case()
     log_p = log_p_of(c).requires_grad_()
@@ -193,6 +201,26 @@ def test_gradcheck():
     assert torch.autograd.gradcheck(
         lambda h, i: routing.standard(h, i, c["positive"], 0.5, c["ids"]), (single, inputs[1])
     )
+
+
+@pytest.mark.parametrize("kernel", list(KERNELS))
+def test_the_gradient_flows_through_gamma(kernel):
+    """γ depends on heads, positives and κ: the whole bound against finite differences, plain and in one pass."""
+    c = case(B=3, k=2, d=4, C=8)
+    kappa = (5 + torch.rand(3, 2, dtype=torch.float64)).requires_grad_()
+    inputs = [c["heads"].requires_grad_(), c["items"].requires_grad_(), c["log_pi"].requires_grad_(), kappa]
+
+    def whole(loss, heads, items, log_pi, kappa):
+        log_sigma = mixture.log_sigma(heads, items[c["positive"]], kappa, KERNELS[kernel])
+        value = loss(heads, items, c["positive"], log_pi, log_sigma, 0.5, c["ids"])
+        return value[0] if isinstance(value, tuple) else value
+
+    for loss in (mixture.loss, mixture.plain_loss):
+        assert torch.autograd.gradcheck(lambda *args, loss=loss: whole(loss, *args), inputs)
+    log_sigma = mixture.log_sigma(c["heads"], c["items"][:3], kappa, KERNELS[kernel])
+    gamma = mixture.responsibilities(c["log_pi"], log_sigma)[:, 0].sum()
+    slopes = torch.autograd.grad(gamma, (inputs[0], inputs[1], kappa))
+    assert all(slope.abs().max() > 1e-3 for slope in slopes)
 
 
 def test_a_second_derivative_is_refused_and_not_wrong():

@@ -57,6 +57,22 @@ def test_dropout_has_the_mean_of_pytorchs_layer():
     assert 0.9 < ratio.mean() < 1.1
 
 
+@pytest.mark.parametrize("kept", ["attention", "dropout1", "dropout", "dropout2"])
+def test_every_dropout_of_pytorchs_layer_is_there(kept):
+    """One of its four places at a time: the spread of the output is that of PyTorch's layer, and 0 without it."""
+    model, n = tower(dropout=0.5).train(), 20_000
+    for name in ("dropout1", "dropout", "dropout2"):
+        getattr(model.layer, name).p = 0.5 if name == kept else 0.0
+    if kept != "attention":
+        model.p_dropout = model.layer.self_attn.dropout = 0.0
+    tokens, history = torch.randn(1, 12, 16).expand(n, -1, -1), torch.zeros(n, 12, dtype=torch.long)
+    with torch.no_grad():
+        fast, plain = (of(tokens, history).std(0) for of in (model, model.plain))
+        assert plain.mean() > 0.02
+        torch.testing.assert_close(fast, plain, rtol=0.06, atol=1e-3)
+        assert model.eval()(tokens[:9], history[:9]).std(0).max() < 1e-6
+
+
 def test_padding_changes_nothing():
     model = tower()
     tokens = torch.randn(1, 5, 16)
@@ -100,6 +116,20 @@ def test_kappa_net_starts_at_one_over_tau_and_sees_no_gradient():
     assert [layer.out_features for layer in net.net if hasattr(layer, "out_features")] == [64, 64, 1]
     kappa.sum().backward()
     assert heads.grad is None and net.net[4].bias.grad is not None
+
+
+def test_pi_is_the_softmax_of_the_gates_logits(world):
+    """Written out, from the output of the gate's CLS token: no temperature, no other scale."""
+    model = build("p-bach", world, 5, d=16)
+    history = torch.from_numpy(world.history(np.arange(6), "valid"))
+    with torch.no_grad():
+        model.gate.head.weight.mul_(4)
+        pooled = model.gate.tower.plain(model.items()[history], history)[:, 0].double().numpy()
+        head = model.gate.head
+        logits = pooled @ head.weight.double().numpy().T + head.bias.double().numpy()
+        found = model.encode(history).log_pi.exp().double().numpy()
+    np.testing.assert_allclose(found, np.exp(logits) / np.exp(logits).sum(1, keepdims=True), rtol=1e-4)
+    assert found.max() > 0.5
 
 
 def test_codebooks():
@@ -228,6 +258,16 @@ def test_sasrecs_last_row_is_that_of_the_whole_sequence():
         SASRec(8, 6, 2, 3, 0.1)
 
 
+def test_sasrec_is_causal():
+    """Two blocks under a triangular mask, written out: with one block the last position sees everything anyway."""
+    torch.manual_seed(0)
+    model, tokens = SASRec(8, 6, 2, 1, 0.0), torch.randn(4, 6, 8)
+    x, seen = tokens * math.sqrt(8) + model.positions, torch.ones(6, 6).tril().bool()[None]
+    for block in model.blocks:
+        x = block(x, seen, slice(None))
+    torch.testing.assert_close(model(tokens, torch.zeros(4, 6, dtype=torch.long)), model.norm(x[:, -1:]))
+
+
 def test_sasrec_block_by_hand():
     """Queries and residual from LN(x), keys and values from x, pointwise feed-forward with its own residual."""
     torch.manual_seed(0)
@@ -237,6 +277,47 @@ def test_sasrec_block_by_hand():
     scores = (q @ key.transpose(1, 2) / math.sqrt(8)).masked_fill(~seen, -torch.inf)
     y = block.norm2(block.norm1(x) + scores.softmax(-1) @ value)
     torch.testing.assert_close(block(x, seen[None], slice(None)), y + block.feed(y))
+
+
+@pytest.mark.parametrize("place", ["input", "attention", "inner", "output"])
+def test_sasrecs_dropouts(place):
+    """Each of its four places alone, where it can be seen: half of the values are 0, the others twice what they are."""
+    torch.manual_seed(0)
+    model, n = SASRec(8, 1, 1, 1, 0.5).train(), 4000
+    (block,) = model.blocks
+    block.norm1 = block.norm2 = model.norm = torch.nn.Identity()
+    x, seen = torch.randn(1, 1, 8).expand(n, -1, -1), torch.ones(n, 1, 1, dtype=torch.bool)
+    with torch.no_grad():
+        if place == "input":
+            model.blocks, whole = torch.nn.ModuleList(), x * math.sqrt(8) + model.positions
+            found = model(x, torch.zeros(n, 1, dtype=torch.long))
+        else:
+            last, value = block.feed[3], block.value
+            for parameter in (value if place != "attention" else last).parameters():
+                parameter.zero_()  # no attention, or no feed-forward
+            if place == "inner":
+                block.p_dropout = 0.0
+                last.weight.copy_(torch.eye(8))
+                last.bias.zero_()
+            if place == "output":
+                block.feed[2].p = 0.0
+            found = block(x, seen, slice(None)) - x
+            whole = block.eval()(x, seen, slice(None)) - x
+    there = whole[0, 0].abs() > 1e-6  # ReLU has zeros of its own
+    ratio = (found / whole)[..., there]
+    assert there.sum() >= 2
+    torch.testing.assert_close(ratio, torch.where(ratio > 1, 2.0, 0.0), rtol=1e-4, atol=1e-5)
+    assert (ratio > 1).float().mean((0, 1)).sub(0.5).abs().max() < 0.04
+
+
+@pytest.mark.parametrize("name", ["sasrec", "standard", "p-bach", "p-bach-residual"])
+def test_the_parameter_dropout_reaches_the_towers(world, name):
+    history = torch.from_numpy(world.history(np.arange(4), "valid"))
+    for p in (0.0, 0.3):
+        model = build(name, world, 3, d=16, dropout=p).train()
+        a, b = model.encode(history), model.encode(history)
+        assert ((a.heads - b.heads).abs().max() > 1e-3) == (p > 0)
+        assert ((a.log_pi - b.log_pi).abs().max() > 1e-3) == (p > 0 and "bach" in name)
 
 
 @pytest.mark.parametrize("make", [lambda: Mind(3, 8), lambda: ComiRecDR(3, 8, 6), lambda: ComiRecSA(3, 8, 6),
@@ -251,10 +332,11 @@ def test_extractors_survive_an_empty_history(make):
 # ------------------------------------------------------------------------------------------ the step and shared heads
 
 
+@pytest.mark.parametrize("candidates", ["list", "set"])
 @pytest.mark.parametrize("name", ["p-bach", "v-bach"])
-def test_the_fast_step_is_the_plain_one(world, name):
+def test_the_fast_step_is_the_plain_one(world, name, candidates):
     """Loss and the gradient of every parameter, on a real batch with repeated positives."""
-    model = build(name, world, 4, d=16, dropout=0.0).double()
+    model = build(name, world, 4, d=16, dropout=0.0, candidates=candidates).double()
     batch = next(iter(Windows(world, 64)))
     history, positive = torch.from_numpy(batch.history), torch.from_numpy(batch.positive)
     history[:5, :30] = -1
@@ -287,6 +369,31 @@ def test_shared_heads_need_one_product(with_ids):
     grads = [torch.autograd.grad((x * weights).sum(), (codebook, table), retain_graph=True) for x in (shared, plain)]
     for a, b in zip(*grads, strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("copies", [0, 1, 200])
+@pytest.mark.parametrize("tau", [0.5, 0.07, 0.02, 0.005])
+def test_shared_heads_in_float32_with_many_copies(tau, copies):
+    """Items on the prototypes, so that one item and its copies have nearly all of a head's sum: log p and gradients are
+    as close to float64 as those of the plain reference in float32, and no probability is above 1."""
+    torch.manual_seed(0)
+    prototypes = normalize(torch.randn(4, 8), dim=-1)
+    table = torch.cat([prototypes, normalize(prototypes + 0.1 * torch.randn(4, 8), dim=-1)])
+    table = torch.cat([table, normalize(torch.randn(30, 8), dim=-1)])
+    positive = torch.tensor([0, 1, 4, 8, 0, 2, 30])  # two rows share their positive
+    ids = torch.cat([positive, torch.arange(38), torch.tensor([0, 1, 8]).repeat(copies)])
+    weights = torch.rand(7, 4)
+
+    def found(dtype, shared):
+        u, v = (x.to(dtype, copy=True).requires_grad_() for x in (prototypes, table))
+        components = mixture.shared_log_components if shared else mixture.log_components
+        log_p = components(u if shared else u.expand(7, -1, -1), v[ids], torch.arange(7), tau, ids)
+        return log_p, *torch.autograd.grad((weights.to(dtype) * log_p).sum(), (u, v))
+
+    exact, plain, fast = found(torch.float64, False), found(torch.float32, False), found(torch.float32, True)
+    assert (fast[0] <= 0).all()
+    for a, b, c in zip(fast, plain, exact, strict=True):
+        assert (a - c).abs().max() <= 4 * (b - c).abs().max()
 
 
 @pytest.mark.parametrize("kernel", list(KERNELS))

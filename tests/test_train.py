@@ -14,12 +14,14 @@ import torch
 from safetensors.torch import load_file
 
 from bachlib import BachError, NotFinite
+from bachlib.data import Windows
 from bachlib.model.methods import METHODS, build
+from bachlib.model.twotower import Encoded, Objective
 from bachlib.rank.metrics import average_precision_of_ranks
 from bachlib.rank.ranks import target_ranks
 from bachlib.train import Run, fit
 from bachlib.train.checkpoint import read_tensors
-from bachlib.train.watch import effective_heads
+from bachlib.train.watch import Watch, effective_heads
 
 SMALL = {"d": 16, "ff": 32, "item_width": 32}
 QUICK = {"batch_size": 256, "n_negatives": 64, "valid_every": 1, "learning_rate": 3e-3, "checkpoint_seconds": 0}
@@ -101,6 +103,63 @@ def test_early_stopping(world, tmp_path):
     params = {**QUICK, "epochs": 50, "patience": 2, "learning_rate": 1e-12, "batch_size": 2048}
     run = fit(model_of(world), world, params, tmp_path, quiet=True)
     assert len(run.history) == run.best["epoch"] + 2 < 10
+
+
+def test_patience_counts_looks_and_not_epochs(world, tmp_path):
+    """A look every third epoch, patience 2: the training ends two looks, that is six epochs, after the best one."""
+    params = {**QUICK, "epochs": 50, "valid_every": 3, "patience": 2, "learning_rate": 1e-12, "batch_size": 4096}
+    run = fit(model_of(world, "standard", n_hist=5), world, params, tmp_path, quiet=True)
+    assert len(run.history) == run.best["epoch"] + 6 <= 15
+
+
+def test_the_optimizer_is_plain_adam(world, tmp_path):
+    """The weights after five steps, by Adam written down: no weight decay, no schedule, and no clipping, which large
+    gradients after small ones would show."""
+    model, grown = model_of(world, dropout=0.0), iter([1.0, 1.0, 1e4, 1.0, 1e4])
+    objective, steps = model.objective, []
+
+    def seen(*args):
+        factor = next(grown)
+        slopes = torch.autograd.grad(factor * objective(*args).loss, list(model.parameters()), allow_unused=True)
+        steps.append(slopes)
+        found = objective(*args)
+        return found._replace(loss=factor * found.loss)
+
+    model.objective = seen
+    weights = [q.detach().double().clone() for q in model.parameters()]
+    params = {**QUICK, "epochs": 1, "batch_size": Windows(world, 1).steps_per_epoch // 5}
+    run = fit(model, world, params, tmp_path, quiet=True)
+    first, second = ([torch.zeros_like(w) for w in weights] for _ in range(2))
+    for t, slopes in enumerate(steps, 1):
+        for w, m, v, g in zip(weights, first, second, slopes, strict=True):
+            g = torch.zeros_like(w) if g is None else g.double()
+            m += 0.1 * (g - m)
+            v += 0.001 * (g**2 - v)
+            w -= 3e-3 * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)
+    assert len(steps) == 5
+    last = load_file(run.folder / "last.safetensors")
+    for (name, _), wanted in zip(model.named_parameters(), weights, strict=True):
+        assert (last[name] - wanted).abs().max() < 3e-6, name  # a thousandth of a step
+
+
+def test_dropout_is_on_in_training_and_off_after_it(world, tmp_path):
+    model = model_of(world, "standard", n_hist=5)
+    objective, training = model.objective, []
+    model.objective = lambda *args: training.append(model.training) or objective(*args)
+    run = fit(model, world, {**QUICK, "epochs": 2, "batch_size": 2048}, tmp_path, quiet=True)
+    assert len(training) >= 4 and all(training) and not run.model.training
+
+
+def test_every_step_draws_its_own_negatives(world, tmp_path):
+    model = model_of(world, "standard", n_hist=5)
+    objective, drawn = model.objective, []
+    model.objective = lambda *args: drawn.append(args[2].numpy()) or objective(*args)
+    fit(model, world, {**QUICK, "epochs": 2, "n_negatives": 500}, tmp_path, quiet=True)
+    assert len(drawn) >= 50 and {len(negatives) for negatives in drawn} == {500}
+    assert len({negatives.tobytes() for negatives in drawn}) == len(drawn)
+    times = np.bincount(np.concatenate(drawn), minlength=world.n_items)  # uniform over the whole catalogue
+    assert len(times) == world.n_items and times.min() > 0
+    assert times.var() == pytest.approx(times.mean(), rel=0.3)
 
 
 def test_mixed_precision_keeps_the_normalisers(world, tmp_path):
@@ -310,6 +369,39 @@ def test_weights_that_are_not_there_are_said(whole, world):
 
 def test_effective_heads():
     assert effective_heads([0.25] * 4) == pytest.approx(4) and effective_heads([1.0, 0.0]) == 1
+
+
+def test_the_watch_by_hand():
+    """Two steps: cosines between heads, the number of heads that π covers, usage, κ, and shares of the gradient."""
+    rng, watch = np.random.default_rng(0), Watch(3, torch.device("cpu"))
+    cosines, covered, gamma, kappa, shares = [], [], [], [], []
+    for _ in range(2):
+        u = rng.normal(size=(5, 3, 4))
+        u /= np.linalg.norm(u, axis=-1, keepdims=True)
+        pi, g, sharp, slope = (
+            rng.dirichlet(np.ones(3), 5),
+            rng.random((5, 3)),
+            rng.random((5, 3)),
+            rng.random((5, 3, 4)),
+        )
+        heads = torch.from_numpy(u).requires_grad_()
+        loss = (heads * torch.from_numpy(slope)).sum()
+        encoded = Encoded(heads, torch.from_numpy(np.log(pi)), torch.from_numpy(sharp))
+        terms = dict.fromkeys(("reconstruction", "prior", "entropy"), loss.detach())
+        watch.look(Objective(loss, terms, torch.from_numpy(g), encoded, heads))
+        loss.backward()
+        cosines += [one[a] @ one[b] for one in u for a, b in ((0, 1), (0, 2), (1, 2))]
+        covered += [-(p * np.log(p)).sum() for p in pi]
+        gamma, kappa = [*gamma, g.mean(0)], [*kappa, sharp]
+        length = np.linalg.norm(slope, axis=-1).sum(0)
+        shares.append(length / length.sum())
+    row, kappa = watch.row(), np.concatenate(kappa)
+    assert row["head_cosine"] == pytest.approx(np.mean(cosines)) and row["pi_heads"] == pytest.approx(
+        np.exp(np.mean(covered))
+    )
+    assert (row["kappa_min"], row["kappa_max"]) == (kappa.min(), kappa.max())
+    for name, wanted in (("usage", np.mean(gamma, 0)), ("kappa", kappa.mean(0)), ("gradient", np.mean(shares, 0))):
+        np.testing.assert_allclose(row[name], wanted)
 
 
 def test_lines_without_a_terminal(world, tmp_path, capsys):

@@ -5,7 +5,8 @@
     eq. 20       contrastive_posterior, kl_gap: KL(γ_n ‖ γ_n^con) = ℓ_n − ELBO_n
     eqs. 15, 16, 21, 23  elbo_at, elbo, log_density
 
-The candidate set C_n is a *set*: with `ids`, other copies of a row's positive among the candidates are left out.
+With `ids`, other copies of a row's positive are left out of its sum. Every other item counts as often as it is among
+the candidates. `TwoTower.objective` says what the other reading of the candidate set C_n is worth.
 `loss` is the training loss, computed in one pass over the candidates (`onepass`); `plain_loss` is its plain reference.
 """
 
@@ -16,6 +17,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from bachlib import BachError
 from bachlib.model.onepass import Heads, Ids, Items, PerHead, Rows, copies_of_positive, in_full, reconstruction
@@ -129,13 +131,21 @@ def shared_log_components(
 ) -> PerHead:
     """`log_components` (eq. 12) for heads that all users share: one (k, C) product for the batch.
 
-    A copy of a row's positive has the same logit as the positive, so counting the copies is enough to leave them out.
+    A copy of a row's positive has the same logit as the positive, so the sum over the other items is Z − S: the sum Z
+    over all candidates, less (1 + copies) exponentials of the positive, S. This loses no accuracy while S ≤ Z/2. At
+    most one item per head can have more: for that item the other candidates are added up.
     """
     check_shapes(codebook.expand(len(positive), -1, -1), items, positive, ids, tau)
     logits = in_full(items) @ in_full(codebook).T / tau  # (C, k)
-    own, log_z = logits[positive], logits.logsumexp(0)
-    copies = torch.bincount(copies_of_positive(ids, positive)[0], minlength=len(positive))[:, None]
-    return own - log_z - torch.log1p(-copies * (own - log_z).exp())
+    ids = torch.arange(len(items), device=items.device) if ids is None else ids
+    times = 1 + torch.bincount(copies_of_positive(ids, positive)[0], minlength=len(positive))
+    own, top = logits[positive], logits.detach().amax(0)
+    e = (logits - top).exp()
+    s = times[:, None] * (own - top).exp()  # (B, k)
+    largest = ids[positive[s.argmax(0)]]  # the item with the largest S under each head
+    rest = e.masked_fill(ids[:, None] == largest, 0.0).sum(0)
+    others = torch.where(ids[positive][:, None] == largest, rest, e.sum(0) - s)
+    return logsigmoid(own - top - others.clamp(min=torch.finfo(e.dtype).tiny).log())
 
 
 def check_shapes(heads: Tensor, items: Tensor, positive: Tensor, ids: Tensor | None, tau: float) -> None:

@@ -38,6 +38,14 @@ def copies_of_positive(ids: Ids | None, positive: Rows) -> tuple[Tensor, Tensor]
     return rows[other], columns[other]
 
 
+def each_once(ids: Ids, n_items: int) -> tuple[Int[Tensor, " distinct"], Ids]:
+    """(the distinct ids, in the order in which they first occur; the place of every id in them)."""
+    number = torch.arange(len(ids), device=ids.device)
+    first = number.new_full((n_items,), len(ids)).scatter_reduce(0, ids, number, "amin")[ids]
+    kept = first == number
+    return ids[kept], (kept.cumsum(0) - 1)[first]
+
+
 def reconstruction(
     heads: Heads, items: Items, positive: Rows, gamma: PerHead, tau: float, ids: Ids | None = None
 ) -> tuple[Float[Tensor, ""], PerHead]:

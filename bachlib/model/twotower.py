@@ -19,7 +19,7 @@ from torch.nn.functional import embedding, normalize
 
 from bachlib import BachError
 from bachlib.model import mixture, routing, scoring
-from bachlib.model.onepass import in_full
+from bachlib.model.onepass import each_once, in_full
 from bachlib.model.sphere import KERNELS
 from bachlib.model.towers import Codebook, KappaNet, PiTable
 
@@ -55,7 +55,7 @@ class TwoTower(nn.Module):
         row, p = config["row"], config["params"]
         self.encoder, self.item_tower, self.gate, self.config = encoder, item_tower, gate, config
         self.k, self.d, self.tau, self.n_hist, self.history = (p[x] for x in ("k", "d", "tau", "n_hist", "history"))
-        self.objective_name, self.power = row["objective"], p["mind_power"]
+        self.objective_name, self.power, self.candidates = row["objective"], p["mind_power"], p["candidates"]
         self.kernel = KERNELS[p["kernel"] or row["kernel"]] if row["kernel"] else None
         self.kappa_net = KappaNet(self.d, self.tau) if self.kernel else None
         if self.history == "frozen" and not hasattr(item_tower, "table"):
@@ -149,9 +149,20 @@ class TwoTower(nn.Module):
         return self.objective(history, positive, negatives, user).loss
 
     def objective(self, history: History, positive: Ids, negatives: Ids, user: Users = None) -> Objective:
-        """The loss of the method with its terms. The item tower runs once for every distinct item of the step."""
+        """The loss of the method with its terms. The item tower runs once for every distinct item of the step.
+
+        The paper's candidate set C_n is the positives of the batch and the negatives. As a list (the default, and what
+        sampled-softmax code does), an item counts as often as it was drawn; only other copies of a row's own positive
+        are left out. As a set (`candidates="set"`), every item counts once. On MovieLens-1M about 1,780 of the 2,560
+        candidates of a step are distinct. There p-bach (k = 8, one seed) had a test AUPRC of 0.0949 with the list and
+        of 0.0969 with the set after three epochs.
+        """
         history, positive = self._history(history), self._ids(positive)
         ids = torch.cat([positive, self._ids(negatives)])  # candidates (C,)
+        own = torch.arange(len(positive), device=ids.device)  # the place of each row's positive in them
+        if self.candidates == "set":
+            ids, row = each_once(ids, self.n_items)
+            own = row[: len(positive)]
         frozen, at = self.history == "frozen", history.clamp(min=0)
         needed = ids if frozen else torch.cat([at.flatten(), ids])
         place = torch.arange(self.n_items, device=ids.device)  # the row of each item
@@ -165,7 +176,6 @@ class TwoTower(nn.Module):
         tokens = embedding(at, self.item_tower.table) if frozen else embedding(place[at], rows)
         heads, kappa = self._heads(tokens, history)
         log_pi = self._log_pi(tokens, history, user)
-        own = torch.arange(len(positive), device=ids.device)  # the positives are the first candidates
         with torch.autocast(ids.device.type, enabled=False):  # mixed precision is for the towers only
             step = self._elbo if self.objective_name == "elbo" else self._routed
             return step(heads, log_pi, kappa, candidates, own, ids)
@@ -188,13 +198,13 @@ class TwoTower(nn.Module):
         """−ELBO (eq. 21); heads that all users share need one product with the candidates for the whole batch."""
         if heads.ndim == 2:
             encoded = Encoded(heads.expand(len(own), -1, -1), log_pi, kappa.expand(len(own), -1))
-            log_sigma = self.kernel.log_density(candidates[: len(own)] @ heads.T, encoded.kappa, heads.shape[-1])
+            log_sigma = self.kernel.log_density(candidates[own] @ heads.T, encoded.kappa, heads.shape[-1])
             log_p = mixture.shared_log_components(heads, candidates, own, self.tau, ids)
             seen = mixture.elbo(log_pi, log_sigma, log_p)
             loss = -seen.total.mean()
         else:
             encoded = Encoded(heads, log_pi, kappa)
-            log_sigma = mixture.log_sigma(heads, candidates[: len(own)], kappa, self.kernel)
+            log_sigma = mixture.log_sigma(heads, candidates[own], kappa, self.kernel)
             loss, seen = mixture.loss(heads, candidates, own, log_pi, log_sigma, self.tau, ids)
         with torch.no_grad():
             gamma = mixture.responsibilities(log_pi, log_sigma).exp()
@@ -238,11 +248,13 @@ def plain_step_loss(
 
     The item tower runs for every token of every history, the Transformers for all rows, and autograd keeps every logit.
     """
-    ids = torch.cat([positive, negatives])
+    ids, own = torch.cat([positive, negatives]), torch.arange(len(positive), device=positive.device)
+    if model.candidates == "set":
+        ids = ids.unique()
+        own = (ids == positive[:, None]).nonzero()[:, 1]
     candidates = model.items(ids)
     tokens = model.items(history.clamp(min=0).flatten()).view(*history.shape, -1)
     heads = normalize(model.encoder.plain(tokens, history), dim=-1)
     log_pi = model.gate.head(model.gate.tower.plain(tokens, history)[:, 0]).log_softmax(-1)
-    own = torch.arange(len(positive), device=ids.device)
-    log_sigma = mixture.log_sigma(heads, candidates[: len(own)], model.kappa_net(heads), model.kernel)
+    log_sigma = mixture.log_sigma(heads, candidates[own], model.kappa_net(heads), model.kernel)
     return mixture.plain_loss(heads, candidates, own, log_pi, log_sigma, model.tau, ids)
