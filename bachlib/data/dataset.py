@@ -203,7 +203,7 @@ class Dataset:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a run notes of its data: the folder's name, a hash of the content, the draw of cold users, the context."""
+        """What a run notes of its data: the folder's name, a hash of the content, the draw of cold users, context."""
         noted = ("content_hash", "strict", "context")
         return {"name": self.folder.name} | {key: self.meta[key] for key in noted if key in self.meta}
 

@@ -3,7 +3,8 @@
 **Vectors** in the space of the items (a genre page, a seed item, a query) go through the gating tower in place of a
 history. **Features** (age, country, a survey): a softmax regression predicts π from them; its targets are the gating
 tower's π of known users. (A model that was trained with such features as its context reads them itself:
-`retriever.retrieve([[]], context=…)`.) The heads are shared, so a new user only needs π: `retriever.retrieve([[]], pi=…)`.
+`retriever.retrieve([[]], context=…)`.) The heads are shared, so a new user only needs π:
+`retriever.retrieve([[]], pi=…)`.
 If nothing is known about a user, serve the most popular items, or use the mean π if it has to be the mixture.
 """
 

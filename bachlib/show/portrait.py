@@ -49,8 +49,8 @@ WORDS = 8  # genres written on the map
 
 
 class Portrait:
-    """`run`: a run folder or its name; `data`: its prepared data set, if that is not in outputs/data (or a `Dataset`, if
-    it has a context); `model`: only where it has parts of your own. `missing` says why the model cannot be shown, or is
+    """`run`: a run folder or its name; `data`: its prepared data set, if that is not in outputs/data, as a `Dataset` if
+    it has a context; `model`: only where it has parts of your own. `missing` says why the model cannot be shown, or is
     empty."""
 
     def __init__(self, run: str | Path, data: str | Path | Dataset | None = None, model: nn.Module | None = None):
