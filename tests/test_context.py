@@ -78,7 +78,7 @@ def test_without_a_context_a_batch_is_what_it_was(world, requests):
 
 
 def test_a_data_set_is_another_with_another_context(world):
-    given = np.ones((world.n_users, 2))
+    given = np.ones((world.n_users, 2), np.float32)
     one, same, other = world.with_context(given), world.with_context(given.tolist()), world.with_context(given * 2)
     given[:] = 7  # a change from outside does not arrive
     assert one == same and one != other and one != world and (one.context == 1).all() and one.context.dtype == "float32"
@@ -324,9 +324,11 @@ def test_a_training_with_a_context_resumes_to_the_bit(requests, tmp_path):
     other = requests.context.copy()
     other[0] += 1
     for dataset in (Dataset.load(requests.folder), Dataset.load(requests.folder).with_context(other)):
-        with pytest.raises(BachError, match="has no context" if dataset.context is None else "or the context differ"):
+        with pytest.raises(
+            BachError, match="has no context" if dataset.context is None else "the context or the cold users differ"
+        ):
             Run.load(stopped, dataset)
-        with pytest.raises(BachError, match="or the context differ"):
+        with pytest.raises(BachError, match="the context or the cold users differ"):
             evaluate(expected, dataset)
     with pytest.raises(BachError, match="trained on data with a context, which is not kept with it"):
         data_of(stopped)
@@ -413,10 +415,11 @@ def test_evaluation_and_pictures_read_the_users_context(requests):
         expected = model.encode(requests.history(users, split), context=requests.context_of(users, split))
         for a, b in zip(diagnostics.encode_users(model, requests, users, split), expected, strict=True):
             torch.testing.assert_close(a, b.detach())
-    result = evaluate(model, requests, quiet=True)
-    scores = model.score(requests.history([8], "test"), context=requests.context_of([8], "test"))[0].numpy()
-    scores[requests.sequence(8)[:-N_TEST]] = -np.inf
-    assert (1 + (scores > scores[requests.targets([8], "test")].T).sum(1) == result.ranks[8]).all()
+    for split, held_out in (("valid", N_VALID + N_TEST), ("test", N_TEST)):
+        result = evaluate(model, requests, split, quiet=True)
+        scores = model.score(requests.history([8], split), context=requests.context_of([8], split))[0].numpy()
+        scores[requests.sequence(8)[:-held_out]] = -np.inf
+        assert (1 + (scores > scores[requests.targets([8], split)].T).sum(1) == result.ranks[8]).all()
     session = Session({"mine": model}, requests)
     session.be(8)
     own = Retriever(model, "exact").retrieve(session.had, 15, context=requests.context_of([8], "test"))

@@ -210,7 +210,7 @@ class Dataset:
     def check_same(self, content_hash: str | None, what: str) -> None:
         """Raise unless something was made with exactly this data and these cold users; None: unknown, no error."""
         if content_hash not in (None, self.meta["content_hash"]):
-            differ = "the items, the test items, the cold users or the context differ"
+            differ = "the items, the test items, the context or the cold users differ"
             raise BachError(f"{what} on other data than {self!r}: {differ}")
 
     def check_users(self, users: Users) -> Users:

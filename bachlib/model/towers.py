@@ -59,8 +59,9 @@ class ClsTower(nn.Module):
 
     Only the outputs of the CLS rows are used, so queries, output projection and feed-forward run for these rows only.
     Their input is the same for every user, so keys and values are not needed either: the queries are multiplied with
-    the key matrix once ((W_k h)·q = h·(W_kᵀ q)), and the value matrix is applied after pooling. `plain` is PyTorch's
-    layer on all n + k rows, with the same weights.
+    the key matrix once ((W_k h)·q = h·(W_kᵀ q)), and the value matrix is applied after pooling. A context changes the
+    CLS rows from request to request; its part is computed apart and added. `plain` is PyTorch's layer on all n + k
+    rows, with the same weights.
     """
 
     def __init__(
