@@ -84,6 +84,9 @@ class ModelParams(Params):
     dropout: Share = Field(0.1, description="dropout of the Transformers")
     cls_scale: float = Field(1.0, gt=0, description="CLS tokens start as N(0, this²); if small, heads start parallel")
     pi: Literal["gate", "table"] = Field("gate", description="π_u from the gating tower, or a free row per user")
+    context: Literal["none", "gate", "encoder", "both"] = Field(
+        "none", description="what reads the context of the data set (see Dataset.with_context): gate, encoder or both"
+    )
     residual: float = Field(0.5, ge=0, le=1, description="…-residual: sine of the largest angle to the prototype")
     # differences of public code, off by default (see extractors)
     capsule_iterations: int = Field(3, ge=1, description="mind, comirec-dr: iterations of capsule routing")

@@ -9,7 +9,7 @@ from serving import unit
 from bachlib import BachError
 from bachlib.model.methods import build
 from bachlib.serve import Retriever, Steering, rerank
-from bachlib.serve.newcomers import FeatureGate, exemplars, pi_from_context
+from bachlib.serve.newcomers import FeatureGate, exemplars, pi_from_vectors
 
 PI = np.array([[0.5, 0.3, 0.2, 0.0], [0.1, 0.2, 0.3, 0.4]])
 
@@ -146,22 +146,22 @@ def test_dpp_beyond_the_rank_of_the_vectors():
 # ----------------------------------------------------------------------------------------------------- newcomers
 
 
-def test_a_context_goes_through_the_gating_tower(world):
-    """The vectors of a history as context give the π of that history, and so its slate."""
+def test_vectors_go_through_the_gating_tower(world):
+    """The vectors of a history in its place give the π of that history, and so its slate."""
     model = build("p-bach-global", world, 6, d=16, ff=16, item_width=16)
     retriever = Retriever(model, "codebook")
     history = world.history(np.arange(4), "test")
     assert (history >= 0).all()
-    pi = pi_from_context(model, retriever.catalogue.vectors[history])
+    pi = pi_from_vectors(model, retriever.catalogue.vectors[history])
     own = retriever.retrieve(history, 10)
     np.testing.assert_allclose(pi, own.pi, atol=1e-6)
     np.testing.assert_array_equal(retriever.retrieve([[]] * 4, 10, pi=pi, exclude=history).items, own.items)
-    with pytest.raises(BachError, match="a context should be vectors"):
-        pi_from_context(model, np.zeros((1, 2, 3)))
+    with pytest.raises(BachError, match="a history of vectors should be"):
+        pi_from_vectors(model, np.zeros((1, 2, 3)))
     with pytest.raises(BachError, match="finite numbers"):
-        pi_from_context(model, np.full((1, 2, 16), np.nan))
+        pi_from_vectors(model, np.full((1, 2, 16), np.nan))
     with pytest.raises(BachError, match="this model has none"):
-        pi_from_context(build("all-multihead", world, 2, d=16, ff=16, item_width=16), np.zeros((1, 1, 16)))
+        pi_from_vectors(build("all-multihead", world, 2, d=16, ff=16, item_width=16), np.zeros((1, 1, 16)))
 
 
 def test_exemplars_stand_for_a_label(world):

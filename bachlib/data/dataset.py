@@ -5,6 +5,7 @@ Appendix A: a sequence of L items is a training prefix followed by 10 validation
 
 from __future__ import annotations
 
+import hashlib
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -12,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
+from numpy.typing import ArrayLike
 from scipy import sparse
 
 from bachlib import BachError
@@ -31,6 +33,7 @@ class Dataset:
     """The result of `prepare`. `sequence(u)` holds the item ids of user u in the order of time."""
 
     cold: Int[np.ndarray, " U"] | None = None  # users that are not trained on; only `strict()` sets them
+    context: Float[np.ndarray, "rows c"] | None = None  # a row per user or per event; only `with_context()` sets it
 
     def __init__(self, folder: Path, meta: dict[str, Any], sequences: np.ndarray, offsets: np.ndarray):
         self.folder, self.meta, self.sequences, self.offsets = folder, meta, sequences, offsets
@@ -62,7 +65,35 @@ class Dataset:
         meta = self.meta | {"strict": {"share": share, "seed": seed}, "counts": self.meta["counts"] | counts}
         meta["content_hash"] += f"-cold-{n}-{seed}"
         view = Dataset(self.folder, meta, self.sequences, self.offsets)
-        view.cold = drawn
+        view.cold, view.context = drawn, self.context
+        return view
+
+    def with_context(self, context: ArrayLike) -> Dataset:
+        """The same data with a context that models may read (`build(…, context="gate")`), numbers of about unit size.
+
+        (n_users, c): of each user. (len(sequences), c): of each request; row `offsets[u] + t` holds what was known when
+        user u asked for item `sequence(u)[t]`. A window then has the context of the first of its next items, and an
+        evaluation that of the first held-out item. The array is copied.
+        """
+        if self.cold is not None or self.context is not None:
+            raise BachError("call with_context() once, and before strict()")
+        try:
+            kept = np.array(context, np.float32)
+        except (TypeError, ValueError):
+            raise BachError(f"the context should be an array of numbers; got {context!r:.60}") from None
+        rows = {self.n_users: "user", len(self.sequences): "event"}
+        if kept.ndim != 2 or len(kept) not in rows or not kept.shape[1]:
+            wanted = (
+                f"a row for each of {self.n_users:,} users or of {len(self.sequences):,} events, with c ≥ 1 columns"
+            )
+            raise BachError(f"the context should be (rows, c) with {wanted}; got shape {kept.shape}")
+        if len(wrong := np.argwhere(~np.isfinite(kept))):
+            row, column = wrong[0]
+            raise BachError(f"the context should be finite float32 numbers; row {row}, column {column} is not")
+        told = {"width": kept.shape[1], "per": rows[len(kept)], "hash": hashlib.sha256(kept).hexdigest()[:16]}
+        meta = self.meta | {"context": told, "content_hash": f"{self.meta['content_hash']}-context-{told['hash']}"}
+        view = Dataset(self.folder, meta, self.sequences, self.offsets)
+        view.context = kept
         return view
 
     @cached_property
@@ -121,6 +152,21 @@ class Dataset:
         users = self.check_users(users)
         return self.items_before(users, self._end(users, split), n_hist)
 
+    def context_of(self, users: Users, split: Split) -> Float[np.ndarray, "B c"]:
+        """The context of the request that is evaluated: that of the first validation or test item."""
+        users = self.check_users(users)
+        return self.context_at(users, self._end(users, split))
+
+    def context_at(self, users: np.ndarray, end: Int[np.ndarray, " B"]) -> Float[np.ndarray, "B c"]:
+        """The context of requests for the items at position `end` of each user's sequence."""
+        if self.context is None:
+            raise BachError(f"{self!r} has no context: use dataset.with_context(array)")
+        return self.context[users if self.meta["context"]["per"] == "user" else self.offsets[users] + end]
+
+    def context_for(self, model: Any, users: Users, split: Split) -> Float[np.ndarray, "B c"] | None:
+        """`context_of` if the model reads a context (its `n_context` is not 0), else None."""
+        return self.context_of(users, split) if getattr(model, "n_context", 0) else None
+
     def items_before(self, users: np.ndarray, end: Int[np.ndarray, " B"], n_hist: int) -> Int[np.ndarray, "B n_hist"]:
         """The n_hist items before position `end` of each user's sequence, padded on the left with −1."""
         place = end[:, None] + np.arange(-n_hist, 0)
@@ -158,13 +204,15 @@ class Dataset:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a run notes of its data: the folder's name, a hash of the content, and the draw of cold users if any."""
-        return {"name": self.folder.name} | {k: self.meta[k] for k in ("content_hash", "strict") if k in self.meta}
+        """What a run notes of its data: the folder's name, a hash of the content, the draw of cold users, context."""
+        noted = ("content_hash", "strict", "context")
+        return {"name": self.folder.name} | {key: self.meta[key] for key in noted if key in self.meta}
 
     def check_same(self, content_hash: str | None, what: str) -> None:
         """Raise unless something was made with exactly this data and these cold users; None: unknown, no error."""
         if content_hash not in (None, self.meta["content_hash"]):
-            raise BachError(f"{what} on other data than {self!r}: the items, the test items or the cold users differ")
+            differ = "the items, the test items, the context or the cold users differ"
+            raise BachError(f"{what} on other data than {self!r}: {differ}")
 
     def check_users(self, users: Users) -> Users:
         """The users as an array; raise if one is not in the data set."""
@@ -183,7 +231,10 @@ class Dataset:
     def __repr__(self) -> str:
         cold = "" if self.cold is None else f" ({len(self.cold):,} cold)"
         counts = f"{self.n_users:,} users{cold}, {self.n_items:,} items, {self.n_windows:,} windows"
-        return f"Dataset({self.folder.name}: {counts})"
+        context = (
+            ", a context of {width} numbers per {per}".format(**self.meta["context"]) if "context" in self.meta else ""
+        )
+        return f"Dataset({self.folder.name}: {counts}{context})"
 
 
 class ItemGenres(NamedTuple):

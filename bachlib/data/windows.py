@@ -33,6 +33,15 @@ class Batch(NamedTuple):
     positive: np.ndarray  # (B,) one of the next ten
 
 
+class ContextBatch(NamedTuple):
+    """A batch of a data set with a context."""
+
+    user: np.ndarray
+    history: np.ndarray
+    positive: np.ndarray
+    context: np.ndarray  # (B, c) of the first of the next ten: what is known when the request is made
+
+
 class Windows:
     """Sampler of the training windows: every epoch shuffles them and draws one target of the next ten for each.
 
@@ -63,15 +72,19 @@ class Windows:
 
     def window(self, index: Int[np.ndarray, " B"]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(user (B,), history (B, n_hist), next items (B, 10)) of the windows with these numbers."""
-        user = np.searchsorted(self.ends, index, side="right")
-        first = index - self.ends[user] + self.counts[user]  # number of the window among the windows of its user
-        prefix = self.dataset.lengths[user] - N_VALID - N_TEST
-        end = first + np.minimum(self.n_hist, prefix - N_NEXT)  # where the history ends and the next items begin
+        user, end = self._requests(index)
         history = self.dataset.items_before(user, end, self.n_hist)
         following = (self.dataset.offsets[user] + end)[:, None] + np.arange(N_NEXT)
         return user, history, self.dataset.sequences[following].astype(np.int64)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def _requests(self, index: Int[np.ndarray, " B"]) -> tuple[np.ndarray, np.ndarray]:
+        """(user, the position where the history ends and the next items begin) of the windows with these numbers."""
+        user = np.searchsorted(self.ends, index, side="right")
+        first = index - self.ends[user] + self.counts[user]  # number of the window among the windows of its user
+        prefix = self.dataset.lengths[user] - N_VALID - N_TEST
+        return user, first + np.minimum(self.n_hist, prefix - N_NEXT)
+
+    def __iter__(self) -> Iterator[Batch | ContextBatch]:
         """The rest of the current epoch. The position moves with every batch, after the last one to the next epoch."""
         epoch, steps = self.epoch, self.steps_per_epoch
         rng = np.random.default_rng([self.seed, epoch])
@@ -81,7 +94,11 @@ class Windows:
             self.epoch, self.step = (epoch, step + 1) if step + 1 < steps else (epoch + 1, 0)
             index = order[step * self.batch_size : (step + 1) * self.batch_size].astype(np.int64)
             user, history, following = self.window(index)
-            yield Batch(user, history, following[np.arange(len(index)), target[index]])
+            batch = Batch(user, history, following[np.arange(len(index)), target[index]])
+            if self.dataset.context is None:
+                yield batch
+            else:
+                yield ContextBatch(*batch, self.dataset.context_at(*self._requests(index)))
 
     def state_dict(self) -> dict[str, int | str]:
         return {"epoch": self.epoch, "step": self.step, **self._setting()}

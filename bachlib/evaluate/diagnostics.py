@@ -35,7 +35,11 @@ def encode_users(model: TwoTower, dataset: Dataset, users: Users, split: Split =
     was_training = model.training
     model.eval()
     blocks = [
-        model.encode(dataset.history(part, split, model.n_hist), torch.tensor(part))
+        model.encode(
+            dataset.history(part, split, model.n_hist),
+            torch.tensor(part),
+            context=dataset.context_for(model, part, split),
+        )
         for part in np.array_split(users, max(1, len(users) // 1024))
     ]
     model.train(was_training)

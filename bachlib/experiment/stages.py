@@ -83,16 +83,17 @@ def label(p: Experiment) -> str:
 def trained(
     method: str, dataset: Dataset, p: Experiment, *, k: int | None = None, seed: int | None = None, **more: Any
 ) -> Run:
-    """The finished training of a method in this experiment; `more`: `quiet`, or other parameters.
+    """The finished training of a method in this experiment; `more`: `quiet`, or other parameters. `context` says what
+    reads the context that `dataset` was given by `with_context`.
 
     A stopped training is resumed. Two processes that ask for the same training wait for each other. If the data has
     changed since, the training starts again.
     """
-    quiet = more.pop("quiet", True)
+    quiet, context = more.pop("quiet", True), {"context": more.pop("context", p.context)}
     p = p.model_copy(update={"method": method, "k": p.k if k is None else k, "seed": p.seed if seed is None else seed})
     if METHODS[method].kernel is None:
         p = p.model_copy(update={"kernel": None})
-    p = experiment_of(p.model_dump(exclude_unset=True) | more, f"training {method}")
+    p = experiment_of(p.model_dump(exclude_unset=True) | more, f"training {method}").model_copy(update=context)
     with only_one(output_dir("runs", run_name(p, dataset))):
         run = fit(build(method, dataset, **p.model), dataset, p.train, quiet=quiet)
     if run.status != "finished":

@@ -102,6 +102,7 @@ def build(
     own = {part: _known_as(module) for part, module in parts.items() if module is not None}
     config = {"method": name, "row": row._asdict(), "params": p.model_dump() | {"k": k}, "own": own}
     if row.objective == "counts":
+        _read_context(p.context, name, dataset, {})
         return _on_data(MostPop(dataset, config), dataset)
     if row.kernel is None and p.kernel is not None:
         raise BachError(f"kernel={p.kernel!r}: {name} has no kernel; only the BACH methods have one")
@@ -118,7 +119,23 @@ def build(
         encoder = encoder or ENCODERS[row.encoder](p, k)
         if row.kernel is not None and gate is None:
             gate = PiTable(dataset.n_users, k) if p.pi == "table" else Gate(cls_tower(p, 1), p.d, k)
-        return _on_data(TwoTower(encoder, item_tower, gate, config), dataset)
+        n_context = _read_context(p.context, name, dataset, {"encoder": encoder, "gate": gate})
+        return _on_data(TwoTower(encoder, item_tower, gate, config, n_context), dataset)
+
+
+def _read_context(by: str, name: str, dataset: Dataset, parts: dict[str, nn.Module | None]) -> int:
+    """Let the parts that `by` names read the context of the data set; the number of its columns, or 0."""
+    if by == "none":
+        return 0
+    if dataset.context is None:
+        raise BachError(f"context={by!r}: {dataset!r} has no context; build on dataset.with_context(array)")
+    for part in ("encoder", "gate") if by == "both" else (by,):
+        if not hasattr(module := parts.get(part), "read_context"):
+            found = f"is {type(module).__name__}, which reads no context" if module else "does not exist"
+            able = "CLS Transformers and gating towers do, and your own modules with `read_context(width)`"
+            raise BachError(f"context={by!r}: the {part} of {name} {found}; {able}")
+        module.read_context(dataset.context.shape[1])
+    return dataset.context.shape[1]
 
 
 def _on_data(model: TwoTower | MostPop, dataset: Dataset) -> TwoTower | MostPop:

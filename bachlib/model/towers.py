@@ -5,11 +5,14 @@
     gating tower   a second CLS tower with one token, then linear and softmax: π_u
     κ-net          κ_r = exp ρ(u_r) on the detached head; starts at 1/τ exactly
     codebooks      k prototypes for all users, fixed or each moved a little by a CLS tower of the user
+    context        numbers of a user or of a request: a linear map, zero at the start, adds them to the CLS tokens
 
 **An encoder** is any module `forward(tokens (B, n, d), history (B, n)) -> (B, k, d)`: tokens are the embeddings of the
 history, −1 in `history` marks padding on the left. **An item tower** is any module `forward(ids) -> (len(ids), d)` with
 `n_items`. Neither has to return unit vectors. **A gate** is any module `forward(tokens, history) -> (B, k)`, the logits
 of π_u. Pass your own to `build(..., encoder=…, item_tower=…, gate=…)`; they may draw random numbers from torch only.
+An encoder or a gate with a method `read_context(width)` can read a context: `build` calls that method, and `forward`
+then gets the context (B, width) as a third argument.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from bachlib.model.onepass import in_full
 
 Tokens = Float[Tensor, "B n d"]
 History = Int[Tensor, "B n"]
+Context = Float[Tensor, "B c"] | None
 
 
 class ItemTower(nn.Module):
@@ -55,8 +59,9 @@ class ClsTower(nn.Module):
 
     Only the outputs of the CLS rows are used, so queries, output projection and feed-forward run for these rows only.
     Their input is the same for every user, so keys and values are not needed either: the queries are multiplied with
-    the key matrix once ((W_k h)·q = h·(W_kᵀ q)), and the value matrix is applied after pooling. `plain` is PyTorch's
-    layer on all n + k rows, with the same weights.
+    the key matrix once ((W_k h)·q = h·(W_kᵀ q)), and the value matrix is applied after pooling. A context changes the
+    CLS rows from request to request; its part is computed apart and added. `plain` is PyTorch's layer on all n + k
+    rows, with the same weights.
     """
 
     def __init__(
@@ -66,6 +71,7 @@ class ClsTower(nn.Module):
         if width % heads:
             raise BachError(f"attention_heads={heads} should divide the width of the Transformer, {width}")
         self.k, self.heads, self.p_dropout = k, heads, p_dropout
+        self.context: nn.Parameter | None = None  # (width, c), if the tower reads a context
         self.cls = nn.Parameter(torch.randn(k, width) * cls_scale)
         self.positions = nn.Parameter(torch.randn(n_hist, width) * 0.02)
         self.layer = nn.TransformerEncoderLayer(width, heads, ff, p_dropout, "gelu", batch_first=True, norm_first=True)
@@ -79,7 +85,15 @@ class ClsTower(nn.Module):
             raise BachError(f"the history has {n} items, more than n_hist = {len(self.positions)}; pass the last ones")
         return self.wider(tokens) + self.positions[len(self.positions) - n :]
 
-    def forward(self, tokens: Tokens, history: History) -> Float[Tensor, "B k d"]:
+    def read_context(self, width: int) -> None:
+        """From now on read a context of `width` numbers. Its map is zero: at first the context changes nothing."""
+        self.context = nn.Parameter(torch.zeros(self.cls.shape[1], width))
+
+    def _with(self, context: Context) -> Float[Tensor, "B k w"]:
+        """The CLS tokens plus the context."""
+        return self.cls + linear(context, self.context)[:, None]
+
+    def forward(self, tokens: Tokens, history: History, context: Context = None) -> Float[Tensor, "B k d"]:
         layer, attention = self.layer, self.layer.self_attn
         x = layer.norm1(self.embed(tokens))  # (B, n, w)
         (B, n, w), a = x.shape, self.heads
@@ -91,17 +105,28 @@ class ClsTower(nn.Module):
         scores = (x.reshape(-1, w) @ through_key.T).view(B, n, -1)  # (B, n, a·k)
         scores = scores.masked_fill((history < 0)[..., None], -torch.inf).transpose(1, 2)
         among_cls = (through_key @ cls.T).expand(B, -1, -1)  # (B, a·k, k)
+        token = self.cls
+        if self.context is not None:  # what it changes comes on top, so that a map of zeros changes no bit
+            token = self._with(context)
+            moved = layer.norm1(token) - cls  # (B, k, w)
+            asked = linear(moved, w_q).view(B, self.k, a, -1) / math.sqrt(w // a)
+            asked = torch.einsum("bkae,aew->bakw", asked, w_k.view(a, -1, w)).reshape(B, a * self.k, w)
+            scores = scores + asked @ x.mT
+            among_cls = among_cls + through_key @ moved.mT + asked @ (cls + moved).mT
         weights = dropout(torch.cat([scores, among_cls], -1).softmax(-1), self.p_dropout, self.training)
         pooled = weights[..., :n] @ x + weights[..., n:] @ cls  # (B, a·k, w)
+        if self.context is not None:
+            pooled = pooled + weights[..., n:] @ moved
         values = torch.einsum("bakw,aew->bkae", pooled.view(B, a, self.k, w), w_v.view(a, -1, w))
         values = values + weights.sum(-1).view(B, a, self.k).transpose(1, 2)[..., None] * b_v.view(a, -1)
-        y = self.cls + layer.dropout1(attention.out_proj(values.reshape(B, self.k, w)))
+        y = token + layer.dropout1(attention.out_proj(values.reshape(B, self.k, w)))
         hidden = layer.dropout(layer.activation(layer.linear1(layer.norm2(y))))
         return self.back(y + layer.dropout2(layer.linear2(hidden)))
 
-    def plain(self, tokens: Tokens, history: History) -> Float[Tensor, "B k d"]:
+    def plain(self, tokens: Tokens, history: History, context: Context = None) -> Float[Tensor, "B k d"]:
         """All rows through PyTorch's layer; `forward` is tested against it."""
-        x = torch.cat([self.embed(tokens), self.cls.expand(len(tokens), -1, -1)], 1)
+        cls = self.cls.expand(len(tokens), -1, -1) if self.context is None else self._with(context)
+        x = torch.cat([self.embed(tokens), cls], 1)
         padding = torch.cat([history < 0, torch.zeros(len(x), self.k, dtype=torch.bool, device=x.device)], 1)
         return self.back(self.layer(x, src_key_padding_mask=padding)[:, -self.k :])
 
@@ -113,8 +138,11 @@ class Gate(nn.Module):
         super().__init__()
         self.tower, self.head = tower, nn.Linear(d, k)
 
-    def forward(self, tokens: Tokens, history: History) -> Float[Tensor, "B k"]:
-        pooled = in_full(self.tower(tokens, history)[:, 0])
+    def read_context(self, width: int) -> None:
+        self.tower.read_context(width)
+
+    def forward(self, tokens: Tokens, history: History, context: Context = None) -> Float[Tensor, "B k"]:
+        pooled = in_full(self.tower(tokens, history, context)[:, 0])
         with torch.autocast(pooled.device.type, enabled=False):
             return self.head(pooled)
 
@@ -170,5 +198,9 @@ class ResidualCodebook(Codebook):
         super().__init__(k, d)
         self.tower, self.size = tower, size
 
-    def forward(self, tokens: Tokens, history: History) -> Float[Tensor, "B k d"]:
-        return normalize(self.prototypes, dim=-1) + self.size * normalize(self.tower(tokens, history), dim=-1)
+    def read_context(self, width: int) -> None:
+        self.tower.read_context(width)
+
+    def forward(self, tokens: Tokens, history: History, context: Context = None) -> Float[Tensor, "B k d"]:
+        moved = normalize(self.tower(tokens, history, context), dim=-1)
+        return normalize(self.prototypes, dim=-1) + self.size * moved

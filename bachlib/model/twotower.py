@@ -3,6 +3,7 @@
     history ──► tokens ──► encoder ──► heads u (B, k, d)            items v (n, d)
                       └──► gate ─────► log π_u (B, k)   κ-net ──► κ (B, k)          BACH only
 
+A context, numbers of a user or of a request, goes to the gate or the encoder beside the history if `context` says so.
 `objective` is the loss of a training step with its terms, `loss` only the number; `score` ranks items at serving.
 """
 
@@ -27,6 +28,7 @@ History = Int[Tensor, "B n"]  # item ids, −1 pads on the left
 Ids = Int[Tensor, " n"]
 Users = Int[Tensor, " B"] | None
 Rows = Float[Tensor, "n_items d"] | None
+Context = Float[Tensor, "B c"] | Float[Tensor, " c"] | None  # a row per request, or one for all
 
 
 class Encoded(NamedTuple):
@@ -50,12 +52,20 @@ class Objective(NamedTuple):
 class TwoTower(nn.Module):
     """A row of the table of methods with its towers; `methods.build` makes it."""
 
-    def __init__(self, encoder: nn.Module, item_tower: nn.Module, gate: nn.Module | None, config: dict[str, Any]):
+    def __init__(
+        self,
+        encoder: nn.Module,
+        item_tower: nn.Module,
+        gate: nn.Module | None,
+        config: dict[str, Any],
+        n_context: int = 0,
+    ):
         super().__init__()
         row, p = config["row"], config["params"]
         self.encoder, self.item_tower, self.gate, self.config = encoder, item_tower, gate, config
         self.k, self.d, self.tau, self.n_hist, self.history = (p[x] for x in ("k", "d", "tau", "n_hist", "history"))
         self.objective_name, self.power, self.candidates = row["objective"], p["mind_power"], p["candidates"]
+        self.n_context, self.context = n_context, p["context"]  # its numbers, and what reads them
         self.kernel = KERNELS[p["kernel"] or row["kernel"]] if row["kernel"] else None
         self.kappa_net = KappaNet(self.d, self.tau) if self.kernel else None
         if self.history == "frozen" and not hasattr(item_tower, "table"):
@@ -74,21 +84,49 @@ class TwoTower(nn.Module):
         ids = torch.arange(self.n_items, device=self.device) if ids is None else ids
         return normalize(in_full(self.item_tower(ids)), dim=-1)
 
-    def encode(self, history: History, user: Users = None, rows: Rows = None) -> Encoded:
+    def encode(self, history: History, user: Users = None, rows: Rows = None, context: Context = None) -> Encoded:
         """Heads, log π_u and κ of a history: (B, n) item ids, −1 pads on the left; only the last n_hist items count.
 
         `user` is for `pi="table"` only, a free π_u per user of the data set. `rows` saves computing `token_rows()`
-        again; it may have more rows than the data set, for items that were added later.
+        again; it may have more rows than the data set, for items that were added later. `context`: (B, c) or (c,).
         """
         tokens, history = self._read(history, rows)
-        heads, kappa = self._heads(tokens, history)
+        context = self.checked_context(context, len(history))
+        heads, kappa = self._heads(tokens, history, context)
         if heads.ndim == 2:  # shared
             heads, kappa = heads.expand(len(history), -1, -1), kappa.expand(len(history), -1)
-        return Encoded(heads, self._log_pi(tokens, history, user), kappa)
+        return Encoded(heads, self._log_pi(tokens, history, user, context), kappa)
 
-    def log_pi(self, history: History, user: Users = None, rows: Rows = None) -> Float[Tensor, "B k"]:
+    def log_pi(
+        self, history: History, user: Users = None, rows: Rows = None, context: Context = None
+    ) -> Float[Tensor, "B k"]:
         """log π_u of a history; with a codebook nothing else depends on the user."""
-        return self._log_pi(*self._read(history, rows), user)
+        tokens, history = self._read(history, rows)
+        return self._log_pi(tokens, history, user, self.checked_context(context, len(history)))
+
+    def checked_context(self, context: Any, n: int) -> Float[Tensor, "n c"] | None:
+        """A row for each of n requests; None if the model reads no context."""
+        if not self.n_context:
+            if context is not None:
+                raise BachError("this model reads no context; build it with context='gate', 'encoder' or 'both'")
+            return None
+        wanted = f"(B, c) = {(n, self.n_context)} or (c,) = ({self.n_context},)"
+        if context is None:
+            raise BachError(f"this model reads a context with every request: pass context=, {wanted} numbers")
+        try:
+            context = torch.as_tensor(context, dtype=torch.float32, device=self.device)
+        except (TypeError, ValueError):
+            raise BachError(f"context should be {wanted} numbers; got {context!r:.60}") from None
+        if context.shape not in ((n, self.n_context), (self.n_context,)):
+            raise BachError(f"context should be {wanted} numbers; got shape {tuple(context.shape)}")
+        context = context.expand(n, -1)
+        if not bool((fine := context.isfinite().all(1)).all()):
+            raise BachError(f"context should be finite numbers; that of request {int((~fine).nonzero()[0])} is not")
+        return context
+
+    def _input(self, part: str, tokens: Tensor, history: Tensor, context: Tensor | None) -> tuple[Tensor, ...]:
+        """What the encoder or the gate reads."""
+        return (tokens, history, context) if self.context in (part, "both") else (tokens, history)
 
     def _read(self, history: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
         """(tokens, checked history)."""
@@ -100,30 +138,31 @@ class TwoTower(nn.Module):
         """The rows that become tokens: the item embeddings, or with history="frozen" the PureSVD rows."""
         return self.item_tower.table if self.history == "frozen" else self.items()
 
-    def log_pi_of(self, tokens: Float[Tensor, "B n d"]) -> Float[Tensor, "B k"]:
-        """log π of a context that is given as vectors instead of items; they take the place of tokens."""
+    def log_pi_of(self, tokens: Float[Tensor, "B n d"], context: Context = None) -> Float[Tensor, "B k"]:
+        """log π of a history that is given as vectors instead of items; they take the place of tokens."""
         if self.gate is None or isinstance(self.gate, PiTable):
-            raise BachError("a context needs a gating tower; this model has none")
+            raise BachError("vectors in place of a history need a gating tower; this model has none")
         if tokens.ndim != 3 or tokens.shape[-1] != self.d or not 1 <= tokens.shape[1] <= self.n_hist:
             wanted = f"(B, n, d) with 1 ≤ n ≤ {self.n_hist} and d = {self.d}"
-            raise BachError(f"a context should be vectors {wanted}; got shape {tuple(tokens.shape)}")
-        return self._log_pi(tokens, tokens.new_zeros(tokens.shape[:2], dtype=torch.long), None)
+            raise BachError(f"a history of vectors should be {wanted}; got shape {tuple(tokens.shape)}")
+        there = tokens.new_zeros(tokens.shape[:2], dtype=torch.long)  # no padding
+        return self._log_pi(tokens, there, None, self.checked_context(context, len(tokens)))
 
-    def _heads(self, tokens: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
+    def _heads(self, tokens: Tensor, history: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
         """Heads (B, k, d) and κ (B, k), or (k, d) and (k,) if all users share them."""
         if isinstance(self.encoder, Codebook) and self.encoder.shared is not None:
             heads = self.encoder.shared
         else:
-            heads = normalize(in_full(self.encoder(tokens, history)), dim=-1)
+            heads = normalize(in_full(self.encoder(*self._input("encoder", tokens, history, context))), dim=-1)
             if heads.shape != (wanted := (len(history), self.k, self.d)):
                 raise BachError(f"the encoder should return (B, k, d) = {wanted}; got {tuple(heads.shape)}")
         return heads, self.kappa_net(heads) if self.kappa_net else torch.full_like(heads[..., 0], 1 / self.tau)
 
-    def _log_pi(self, tokens: Tensor, history: Tensor, user: Tensor | None) -> Tensor:
+    def _log_pi(self, tokens: Tensor, history: Tensor, user: Tensor | None, context: Tensor | None) -> Tensor:
         if isinstance(self.gate, PiTable):
             logits = self.gate(self._users(user, len(history)))
         elif self.gate is not None:
-            logits = in_full(self.gate(tokens, history))
+            logits = in_full(self.gate(*self._input("gate", tokens, history, context)))
         else:
             logits = tokens.new_zeros(len(history), self.k)
         if logits.shape != (len(history), self.k):
@@ -131,24 +170,36 @@ class TwoTower(nn.Module):
         return logits.log_softmax(-1)
 
     @torch.no_grad()
-    def score(self, history: History, user: Users = None, items: Rows = None, around: Tensor | None = None) -> Tensor:
+    def score(
+        self,
+        history: History,
+        user: Users = None,
+        items: Rows = None,
+        around: Tensor | None = None,
+        context: Context = None,
+    ) -> Tensor:
         """Serving scores (B, n_items) over the catalogue; `items` saves computing `model.items()` again.
 
         With `around`, (B, m) items, the scores need only rank these correctly among all, faster for a mixture.
         """
         items = self.items() if items is None else items
-        heads, log_pi, kappa = self.encode(history, user, self.item_tower.table if self.history == "frozen" else items)
+        rows = self.item_tower.table if self.history == "frozen" else items
+        heads, log_pi, kappa = self.encode(history, user, rows, context)
         if self.kernel and around is not None:
             return scoring.ranking_scores(heads, items, log_pi, kappa, self.kernel, self._ids(around))
         if self.kernel:  # mixture density (eq. 23)
             return scoring.scores(heads, items, log_pi, kappa, self.kernel)
         return torch.stack([heads[:, r] @ items.T for r in range(heads.shape[1])]).amax(0)  # max over heads (eq. 8)
 
-    def loss(self, history: History, positive: Ids, negatives: Ids, user: Users = None) -> Float[Tensor, ""]:
+    def loss(
+        self, history: History, positive: Ids, negatives: Ids, user: Users = None, context: Context = None
+    ) -> Float[Tensor, ""]:
         """The mean loss. (B, n), (B,), (R,) item ids; candidates are the positives of the batch and the negatives."""
-        return self.objective(history, positive, negatives, user).loss
+        return self.objective(history, positive, negatives, user, context).loss
 
-    def objective(self, history: History, positive: Ids, negatives: Ids, user: Users = None) -> Objective:
+    def objective(
+        self, history: History, positive: Ids, negatives: Ids, user: Users = None, context: Context = None
+    ) -> Objective:
         """The loss of the method with its terms. The item tower runs once for every distinct item of the step.
 
         The paper's candidate set C_n is the positives of the batch and the negatives. As a list (the default, and what
@@ -174,8 +225,9 @@ class TwoTower(nn.Module):
             rows = self.items(distinct)
         candidates = embedding(place[ids], rows)  # (C, d)
         tokens = embedding(at, self.item_tower.table) if frozen else embedding(place[at], rows)
-        heads, kappa = self._heads(tokens, history)
-        log_pi = self._log_pi(tokens, history, user)
+        context = self.checked_context(context, len(history))
+        heads, kappa = self._heads(tokens, history, context)
+        log_pi = self._log_pi(tokens, history, user, context)
         with torch.autocast(ids.device.type, enabled=False):  # mixed precision is for the towers only
             step = self._elbo if self.objective_name == "elbo" else self._routed
             return step(heads, log_pi, kappa, candidates, own, ids)

@@ -59,6 +59,7 @@ def score_blocks(
             block = users[start : start + size]
             history, targets = dataset.history(block, split, n_hist), dataset.targets(block, split)
             also = {"user": block, "items": items, "around": targets if only_targets else None}
+            also["context"] = dataset.context_for(model, block, split)
             scores = torch.as_tensor(model.score(history, **{name: also[name] for name in also if name in takes}))
             if scores.shape != (len(block), dataset.n_items):
                 wanted = f"(B, n_items) = {(len(block), dataset.n_items)}"

@@ -30,13 +30,15 @@ class Users:
         self._rows: tuple[np.ndarray | None, Tensor | None] = (None, None)
 
     @torch.no_grad()
-    def query(self, catalogue: Catalogue, histories: Histories, pi: Given = None, user=None) -> tuple[Query, Pi]:
+    def query(
+        self, catalogue: Catalogue, histories: Histories, pi: Given = None, user=None, context=None
+    ) -> tuple[Query, Pi]:
         """(the query: heads, weights and κ; π)."""
         empty = [row for row, ids in enumerate(histories) if not len(ids)]
         if empty and isinstance(self.model.encoder, Capsules | ComiRecSA | SASRec):
             alone = f"{type(self.model.encoder).__name__} makes its heads from the history alone"
             raise BachError(f"request {empty[0]} has an empty history; {alone}: use a codebook or CLS tokens")
-        heads, log_pi, kappa = self.model.encode(*self._read(catalogue, histories, user))
+        heads, log_pi, kappa = self.model.encode(*self._read(catalogue, histories, user), context)
         fine = ((heads.norm(dim=-1) - 1).abs() < 1e-3).all(1)  # false for NaN
         if not bool(fine.all()):
             row = int((~fine).nonzero()[0])
@@ -48,11 +50,13 @@ class Users:
             return Query(float32(heads), np.log(weights) + self._log_c(kappa), float64(kappa), self.rule), weights
 
     @torch.no_grad()
-    def weights(self, catalogue: Catalogue, histories: Histories, pi: Given = None, user=None) -> Pi:
-        """Only π, for a codebook. If it is given, the towers are not needed."""
+    def weights(self, catalogue: Catalogue, histories: Histories, pi: Given = None, user=None, context=None) -> Pi:
+        """Only π, for a codebook. If it is given, the towers are not needed, nor the context they read."""
         if pi is not None and not isinstance(pi, Steering):
+            if context is not None:
+                self.model.checked_context(context, len(histories))
             return checked_pi(pi, len(histories), self.model.k)
-        return self._steered(self.model.log_pi(*self._read(catalogue, histories, user)), pi)
+        return self._steered(self.model.log_pi(*self._read(catalogue, histories, user), context), pi)
 
     @torch.no_grad()
     def prototypes(self) -> tuple[Float[np.ndarray, "k d"], Float[np.ndarray, " k"], Float[np.ndarray, " k"]] | None:

@@ -1,8 +1,10 @@
-"""π for new users of a codebook, without a history ("Cold start", "Context").
+"""π for new users of a codebook, without a history ("Cold start").
 
-**Context**: vectors in the space of the items (a genre page, a seed item, a query) go through the gating tower like a
+**Vectors** in the space of the items (a genre page, a seed item, a query) go through the gating tower in place of a
 history. **Features** (age, country, a survey): a softmax regression predicts π from them; its targets are the gating
-tower's π of known users. The heads are shared, so a new user only needs π: `retriever.retrieve([[]], pi=…)`.
+tower's π of known users. (A model that was trained with such features as its context reads them itself:
+`retriever.retrieve([[]], context=…)`.) The heads are shared, so a new user only needs π:
+`retriever.retrieve([[]], pi=…)`.
 If nothing is known about a user, serve the most popular items, or use the mean π if it has to be the mixture.
 """
 
@@ -21,14 +23,16 @@ from bachlib.train.run import Run
 
 
 @torch.no_grad()
-def pi_from_context(model: TwoTower | Run, vectors: Float[np.ndarray, "B n d"]) -> Float[np.ndarray, "B k"]:
-    """π of a context of n vectors each, by the gating tower of a model or of a run's model."""
+def pi_from_vectors(
+    model: TwoTower | Run, vectors: Float[np.ndarray, "B n d"], context: Float[np.ndarray, "B c"] | None = None
+) -> Float[np.ndarray, "B k"]:
+    """π of n vectors each in place of a history, by the gating tower of a model or of a run's model."""
     model = getattr(model, "model", model)
     if not np.isfinite(vectors).all():
-        raise BachError("a context should be vectors of finite numbers")
+        raise BachError("vectors in place of a history should be finite numbers")
     tokens = torch.as_tensor(np.asarray(vectors, np.float32), device=model.device)
     model.eval()
-    return model.log_pi_of(tokens).double().softmax(-1).cpu().numpy()
+    return model.log_pi_of(tokens, context).double().softmax(-1).cpu().numpy()
 
 
 def exemplars(

@@ -113,6 +113,7 @@ class Retriever:
         *,
         keep_history: bool = False,
         user: Any = None,
+        context: Any = None,
         caps: Mapping[str, int] | None = None,
     ) -> Slate:
         """The K best items of each history: (B, n) item numbers padded with −1, a list of lists, or one list.
@@ -120,7 +121,8 @@ class Retriever:
         The model reads the last n_hist items; the slate leaves out the whole history unless `keep_history`. An empty
         history gets the model's answer to no input. `pi` replaces π_u, (k,) or (B, k), or is a `Steering` of it.
         `exclude`: item numbers, one list for all requests or one per request. `caps`: the largest number of items per
-        genre. `user` is for models with a free π per user. Invalid input raises a BachError and changes nothing.
+        genre. `user` is for models with a free π per user, `context` for models that read one: (c,) numbers for all
+        requests or (B, c). Invalid input raises a BachError and changes nothing.
         """
         catalogue = self.catalogue
         histories = lists_of("history", history, len(catalogue.vectors))
@@ -132,9 +134,9 @@ class Retriever:
         with one_core():
             remaining = len(catalogue.numbers) - np.diff(catalogue.left_out(left_out, K).starts)  # at least K
             if catalogue.codebook is not None:
-                query, pi = None, self.users.weights(catalogue, histories, pi, user)
+                query, pi = None, self.users.weights(catalogue, histories, pi, user, context)
             else:
-                query, pi = self.users.query(catalogue, histories, pi, user)
+                query, pi = self.users.query(catalogue, histories, pi, user, context)
 
             def found(rows: slice, depth: int) -> Slate:
                 side = (query and query[rows], pi[rows], depth, left_out[rows])
@@ -144,11 +146,11 @@ class Retriever:
                 return found(slice(0, B), int(K))
             return capped_slates(found, int(K), remaining, self.genres, caps)
 
-    def recall(self, history: Any, K: int = 100) -> float:
+    def recall(self, history: Any, K: int = 100, context: Any = None) -> float:
         """The share of the exact slates that this retriever finds: 1 unless lists are approximate."""
         one, scan = copy(self), copy(self)  # `one` keeps its catalogue, whatever comes or goes meanwhile
         scan.catalogue = self.built(one.catalogue, "exact")
-        return found_of(scan.retrieve(history, K).items, one.retrieve(history, K).items)
+        return found_of(*(each.retrieve(history, K, context=context).items for each in (scan, one)))
 
     def vectors(self, slate: Slate) -> np.ndarray:
         """(B, K, d): the embeddings of a slate's items, for `rerank`."""
@@ -227,7 +229,8 @@ def cheapest(retriever: Retriever) -> tuple[str, Catalogue, str]:
     histories = [rng.choice(bare.numbers, min(n, retriever.model.n_hist)) for _ in TRIALS]
     out = bare.left_out([np.empty(0, np.int64)] * len(TRIALS), K)
     anyone = np.zeros(len(TRIALS), np.int64)  # only read by models with a free π per user
-    query, pi = retriever.users.query(bare, histories, user=anyone)
+    nothing = np.zeros(width) if (width := retriever.model.n_context) else None
+    query, pi = retriever.users.query(bare, histories, user=anyone, context=nothing)
     scan = _milliseconds(lambda u: exact.top_k(query[u], bare.items, K, out[u]))
     said = f"{n:,} items, k = {retriever.model.k}: a scan takes {scan:.2f} ms"
     if retriever.users.prototypes() is not None:

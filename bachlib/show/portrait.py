@@ -49,17 +49,21 @@ WORDS = 8  # genres written on the map
 
 
 class Portrait:
-    """`run`: a run folder or its name; `data`: its prepared data set, if that is not in outputs/data; `model`: only
-    where it has parts of your own. `missing` says why the model cannot be shown, or is empty."""
+    """`run`: a run folder or its name; `data`: its prepared data set, if that is not in outputs/data, as a `Dataset` if
+    it has a context; `model`: only where it has parts of your own. `missing` says why the model cannot be shown, or is
+    empty."""
 
-    def __init__(self, run: str | Path, data: str | Path | None = None, model: nn.Module | None = None):
+    def __init__(self, run: str | Path, data: str | Path | Dataset | None = None, model: nn.Module | None = None):
         self.folder, self.missing = find_run(run), ""
         self.about = read_about(self.folder)
         told, config = self.about["identity"]["data"], self.about["identity"]["model"]
-        data = Path(data or output_dir("data", told["name"]))
-        if not (data / "meta.json").exists():
+        at = data.folder if isinstance(data, Dataset) else Path(data or output_dir("data", told["name"]))
+        if not (at / "meta.json").exists():
             self.missing = f"its data set, {told['name']}, is not in the outputs folder"
-        elif (dataset := data_of(self.folder, data)).meta["content_hash"] != told["content_hash"]:
+        elif "context" in told and not isinstance(data, Dataset):
+            self.missing = "it was trained with a context, which only your code has. "
+            self.missing += "Open notebooks/report.ipynb and write Portrait(run, dataset.with_context(…))"
+        elif (dataset := data_of(self.folder, data or at)).meta["content_hash"] != told["content_hash"]:
             self.missing = f"the data set {told['name']} is no longer the one it was trained on"
         elif config.get("own") and model is None:
             self.missing = f"it has parts of your own ({', '.join(config['own'])}), which only your code can build. "
@@ -190,7 +194,8 @@ class Portrait:
         text = f"{needed} of {model.k} heads explain nine tenths of this user's {len(gamma)} items"
         strip = plots.history_strip(gamma[:, of.shown], titles[last], names, N_TEST, of.shown, text)
         most = min(K, dataset.n_items - len(set(earlier.tolist())))
-        slate = Retriever(model, "exact").retrieve([earlier], most, user=[u])
+        context = dataset.context_for(model, [u], "test")
+        slate = Retriever(model, "exact").retrieve([earlier], most, user=[u], context=context)
         share, relative = slate.head_share[0], np.exp(slate.scores[0] - slate.scores[0, 0])
         text = f"{len(np.unique(share.argmax(1)))} of {model.k} heads bring these {most} items"
         bars = plots.slate_by_head(share[:, of.shown], relative, titles[slate.items[0]], names, of.shown, title=text)

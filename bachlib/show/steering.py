@@ -88,7 +88,8 @@ def _user(retriever: Retriever, dataset: Dataset, of: People, at: int) -> tuple[
     """What the sliders of one user work on; `page.js` reads it."""
     u, rest = int(of.users[at]), bool(of.left)
     earlier, later = np.split(np.asarray(dataset.sequence(u), np.int64), [-N_TEST])
-    found = _compact(shortlist(retriever, earlier, dataset.n_items, apart=of.shown, user=u))
+    context = dataset.context_for(retriever.model, [u], "test")
+    found = _compact(shortlist(retriever, earlier, dataset.n_items, apart=of.shown, user=u, context=context))
     vectors, known = retriever.catalogue.vectors, np.unique(earlier)
     cosine = vectors[found.items] @ vectors[known].T
     near = np.argsort(-cosine, axis=1, kind="stable")[:, :NEAR]
@@ -177,13 +178,15 @@ class Reranked(NamedTuple):
         return self.enough and self.apart
 
 
-def shortlist(retriever: Retriever, history: Any, M: int = 100, *, apart: Any = None, user: Any = None) -> Shortlist:
+def shortlist(
+    retriever: Retriever, history: Any, M: int = 100, *, apart: Any = None, user: Any = None, context: Any = None
+) -> Shortlist:
     """The shortlist of one history, whose items are left out. `apart`: numbers of heads to steer alone, or all."""
     model, catalogue = retriever.model, retriever.catalogue
     if model.kernel is None:
         raise BachError(f"{model.config.get('method', 'this model')} weighs no heads: there is no π to steer")
     history = known_ids("history", history, len(catalogue.vectors), pads=True)
-    query, (pi,) = retriever.users.query(catalogue, [history], user=user)
+    query, (pi,) = retriever.users.query(catalogue, [history], user=user, context=context)
     apart = np.arange(len(pi)) if apart is None else np.asarray(apart)
     voices, rest = np.eye(len(pi))[apart], np.maximum(pi, 1e-300)
     rest[apart] = 0

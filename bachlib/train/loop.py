@@ -65,6 +65,7 @@ class _Training:
         self.windows = Windows(dataset, params.batch_size, params.seed, self.model.n_hist)
         self.parameters = [q for q in self.model.parameters() if q.requires_grad]
         self.device = self.parameters[0].device
+        self.reads_context = bool(getattr(self.model, "n_context", 0))
         self.optimizer = torch.optim.Adam(self.parameters, lr=params.learning_rate, fused=True)
         self.watch = Watch(self.model.k, self.device)
         self.rows: list[dict[str, Any]] = []
@@ -133,12 +134,13 @@ class _Training:
         others = np.delete(batch.positive, mine)  # positives of the other processes are candidates too
         arrays = batch.user[mine], batch.history[mine], batch.positive[mine], np.concatenate([others, negatives])
         user, history, positive, negatives = (torch.from_numpy(x).to(self.device) for x in arrays)
+        also = {"context": torch.from_numpy(batch.context[mine]).to(self.device)} if self.reads_context else {}
         mixed = self.p.precision == "mixed" or (self.p.precision == "auto" and self.device.type == "cuda")
         self.optimizer.zero_grad()
         seen, wrong, loss = None, "", torch.tensor(torch.nan)
         try:
             with torch.autocast(self.device.type, torch.bfloat16, enabled=mixed):
-                seen = self.model.objective(history, positive, negatives, user)
+                seen = self.model.objective(history, positive, negatives, user, **also)
             self.watch.look(seen)
             loss = seen.loss.detach()
             seen.loss.backward()

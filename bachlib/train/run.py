@@ -101,10 +101,11 @@ class Run:
 def name_of_run(config: dict[str, Any], data: dict[str, Any], train: dict[str, Any]) -> str:
     """The folder of a training in outputs/runs: method, data, k and seed, and a hash of all that decides the training.
 
-    `config`: of the model; `data`: its name and draw of cold users. The content of the data is compared when a run is
-    opened, so the name is known before the data is prepared.
+    `config`: of the model; `data`: its name, draw of cold users and context. The content of the data is compared when a
+    run is opened, so the name is known before the data is prepared.
     """
     chosen = {"data": data["name"], "strict": data.get("strict", {}), "model": config, "code": code_hash(CODE)}
+    chosen |= {"context": data["context"]} if "context" in data else {}
     chosen |= {"train": {key: value for key, value in train.items() if key not in ("device", "checkpoint_seconds")}}
     label, k = re.sub(r"-[0-9a-f]{8}$", "", data["name"]), config.get("params", {}).get("k", "")
     return f"{config.get('method', 'own')}-{label}-k{k}-s{train['seed']}-{short_hash(chosen)}"
@@ -125,9 +126,17 @@ def find_run(name: str | Path) -> Path:
     raise BachError(f"there is no run {name}; in {runs} there are {', '.join(there) or 'none'}")
 
 
-def data_of(folder: Path, data: Path | None = None) -> Dataset:
-    """The data set of a run, with its cold users if it had any: from outputs/data, or from the folder `data`."""
+def data_of(folder: Path, data: str | Path | Dataset | None = None) -> Dataset:
+    """The data set of a run, with its cold users if it had any: from outputs/data, from the folder `data`, or as given.
+
+    A context is not kept with the run: then only the data set itself will do.
+    """
+    if isinstance(data, Dataset):
+        return data
     told = read_about(folder)["identity"]["data"]
+    if "context" in told:
+        needed = "a context, which is not kept with it: in Python, pass the data set, dataset.with_context(…)"
+        raise BachError(f"{folder.name} was trained on data with {needed}")
     dataset = Dataset.load(data or output_dir("data", told["name"]))
     return dataset.strict(**told["strict"]) if "strict" in told else dataset
 

@@ -51,12 +51,12 @@ class Explorer(w.VBox):
         self._be(user)
 
     @classmethod
-    def of_runs(cls, *folders: str | Path, data: str | Path | None = None, **how) -> Explorer:
+    def of_runs(cls, *folders: str | Path, data: str | Path | Dataset | None = None, **how) -> Explorer:
         """Runs that `bach train` has left, all of one data set: paths, or names in outputs/runs or their beginnings."""
         if not folders:
             raise BachError("give at least one run folder, e.g. p-bach-movielens-1m-…")
         folders = [find_run(folder) for folder in folders]
-        dataset = data_of(folders[0], Path(data) if data else None)
+        dataset = data_of(folders[0], data)
         runs = [Run.load(folder, dataset) for folder in folders]
         names = [run.about["identity"]["model"]["method"] for run in runs]
         if len(set(names)) < len(names):

@@ -51,6 +51,8 @@ class Session:
             if (n := one.model.n_items) != dataset.n_items:
                 wrong = f"{name} was trained on {n:,} items, the data set has {dataset.n_items:,}"
                 raise BachError(f"{wrong}: give the data set of the training")
+            if one.model.n_context and dataset.context is None:
+                raise BachError(f"{name} reads a context: give the data set of the training, dataset.with_context(…)")
         self.genres = genres_of(dataset)
         self._searched = pd.Series(dataset.titles).str.lower()
         self._liked = dataset.matrix("train")
@@ -66,12 +68,13 @@ class Session:
     def be(self, user: int) -> None:
         """A user of the data set, before the held-out items; everything they had is left out of slates."""
         past = self.dataset.history([user], "test", len(self.dataset.sequence(user)))[0]
-        self.user, self.had = int(user), past[past >= 0]
+        self.user, self.had, self._context_of = int(user), past[past >= 0], int(user)
         self.later = set(self.dataset.targets([user], "test")[0].tolist())
         self.history, self._heads = self.had, None
 
     def read(self, history: Sequence[int]) -> None:
-        """Another history, oldest first. It belongs to no user; items of the user it was made from stay excluded."""
+        """Another history, oldest first. It belongs to no user; the context, and the excluded items, of the user it was
+        made from stay."""
         if list(history) == self.history.tolist():
             return
         if wrong := [i for i in history if not 0 <= i < self.dataset.n_items]:
@@ -125,10 +128,17 @@ class Session:
         return [self.genres.names[g] for g in np.flatnonzero(member)]
 
     @property
+    def context(self) -> np.ndarray | None:
+        """The context of the last user before the test items, if the model reads one."""
+        return self.dataset.context_for(self.retriever.model, [self._context_of], "test")
+
+    @property
     def heads(self) -> Heads:
         """Heads of the history, with names: genres they have more of, or the nearest item where there are no genres."""
         if self._heads is None:
-            query, pi = self.retriever.users.query(self.retriever.catalogue, [self.history], user=self.user)
+            query, pi = self.retriever.users.query(
+                self.retriever.catalogue, [self.history], user=self.user, context=self.context
+            )
             vectors, items = query.heads[0], self.retriever.catalogue.vectors[: self.dataset.n_items]
             if self.genres.names:
                 share = interest_of_heads(self.retriever.model, vectors[None], self.genres.member, items)
@@ -151,7 +161,8 @@ class Session:
         K = min(self.K, len(served) - int(np.isin(left_out, served).sum()))
         if not K:
             raise BachError("this history holds every item: none is left to show")
-        return self.retriever.retrieve([self.history], K, pi=pi, exclude=left_out, user=self.user)
+        given = {"user": self.user, "context": self.context}
+        return self.retriever.retrieve([self.history], K, pi=pi, exclude=left_out, **given)
 
     def why(self, item: int, pi: Float[np.ndarray, " k"] | None = None) -> Why:
         """Which head brings an item, and what of the history is like it."""
