@@ -1,16 +1,20 @@
 """The paper's table from evaluations: rows, bold, marks, and what it refuses; the paper's own numbers beside it."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from bachlib import BachError
 from bachlib.evaluate import Evaluation, evaluate, paper
 from bachlib.evaluate.statistics import holm, paired_bootstrap, sign_flips
-from bachlib.evaluate.tables import Table, matched, table
+from bachlib.evaluate.tables import Table, main_table, matched, table
 from bachlib.model.methods import METHODS, build
+from bachlib.train import fit
+from bachlib.train.run import Run
 
 PROTOCOL = {
     "data": "toy", "content_hash": "a1", "split": "test", "users": {"n": 300, "which": "all", "hash": "h"},
@@ -247,3 +251,88 @@ def test_both_layouts_are_one_class():
     rows = found.latex().splitlines()
     assert rows[0].startswith("k & all-multihead & p-bach") and rows[1] == "\\midrule" and "\\%" in rows[2]
     assert "sure" in found.numbers and "sure" in table(runs, "p-bach (k = 4)", METRICS).numbers
+
+
+# ------------------------------------------------------------------------------------- a row is its method and its parts
+
+
+class Mean(torch.nn.Module):
+    """An encoder of one's own."""
+
+    def __init__(self, width: int = 16):
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(16, width), torch.nn.Linear(width, 3 * 16))
+
+    def forward(self, tokens, history):
+        return self.layers(tokens.mean(1)).view(-1, 3, 16)
+
+
+def looked(world, method, seed=0, **parts) -> Evaluation:
+    return evaluate(build(method, world, 3, d=16, ff=16, item_width=16, seed=seed, **parts), world, quiet=True)
+
+
+def rows(*found: Evaluation, **more) -> dict[str, int]:
+    """Name of a row → its seeds."""
+    numbers = table(found, None, ["AUPRC"], **more).numbers
+    return dict(zip(numbers["method"], numbers["seeds"], strict=True))
+
+
+def test_models_with_other_parts_are_not_seeds_of_one(world):
+    sa, mind = (METHODS["p-bach"]._replace(encoder=name) for name in ("comirec-sa", "mind"))
+    stock = looked(world, "p-bach", 1)
+    assert rows(looked(world, sa, 0), looked(world, mind, 1), stock) == {
+        "p-bach": 1, "p-bach (encoder = comirec-sa)": 1, "p-bach (encoder = mind)": 1,
+    }  # fmt: skip
+    assert rows(looked(world, "p-bach", 0, encoder=Mean()), stock) == {"p-bach": 1, "p-bach (encoder = Mean)": 1}
+    same = looked(world, "p-bach", 1, encoder=Mean())
+    assert rows(same, stock) == {"p-bach": 1, "p-bach (encoder = Mean)": 1}, "the same seed is no error"
+    assert rows(looked(world, "p-bach", 0, encoder=Mean()), same) == {"p-bach (encoder = Mean)": 2}, "two seeds of one"
+    assert rows(looked(world, METHODS["p-bach"], 0), stock) == {"p-bach": 2}, "the same row, given as a row"
+    for layout in (matched, main_table):
+        made = layout([looked(world, sa, 0), looked(world, mind, 1), stock], baseline="p-bach")
+        assert made.numbers["method"].nunique() == 3 and made.numbers["seeds"].max() == 1 and made.baseline == "p-bach"
+
+
+def test_a_class_with_another_inside_is_another_row(world):
+    """The same name, other layers or other code."""
+    found = [looked(world, "p-bach", seed, encoder=Mean(width)) for seed, width in ((0, 16), (1, 8))]
+    names = rows(*found)
+    assert set(names.values()) == {1} and len(names) == 2
+    assert all(name.startswith("p-bach (encoder = Mean, code of the encoder = ") for name in names)
+
+
+def test_a_model_can_be_named(world, tmp_path):
+    gru = looked(world, "p-bach", 0, encoder=Mean(), name="gru")
+    assert rows(looked(world, "p-bach"), gru) == {"p-bach": 1, "gru": 1} and gru.label == "gru"
+    other = looked(world, "p-bach", 1, encoder=Mean(8), name="gru")
+    assert set(rows(gru, other).values()) == {1}, "one name for two models: two rows"
+    gru.save(tmp_path)
+    assert Evaluation.load(tmp_path).label == "gru"
+    run = fit(build("p-bach", world, 3, d=16, name="mean of all"), world, {"epochs": 1, "n_negatives": 64}, quiet=True)
+    assert run.folder.name.startswith("mean-of-all-small-k3") and run.about["identity"]["model"]["name"] == "mean of all"
+    assert Run.load(run.folder, world).model.config["name"] == "mean of all"
+    assert "name" not in build("p-bach", world, 3, d=16).config, "the names of older runs stay"
+    for wrong in ("", " ", "p-bach", "P-BACH", "own", "a\nb", "gru (2)", "a & b", 3):
+        with pytest.raises(BachError, match="name of your own"):
+            build("p-bach", world, 3, d=16, name=wrong)
+
+
+def test_an_evaluation_of_an_earlier_version_takes_its_parts_from_the_run(world, tmp_path):
+    model = build("p-bach", world, 3, d=16, encoder=Mean())
+    evaluate(model, world, quiet=True).save(tmp_path)
+    path = tmp_path / "evaluation-test.json"
+    told = json.loads(path.read_text())
+    for key in ("row", "own"):
+        told["about"].pop(key)
+    path.write_text(json.dumps(told))
+    assert Evaluation.load(tmp_path).label == "p-bach", "nothing is known of the parts"
+    (tmp_path / "run.json").write_text(json.dumps({"identity": {"model": model.config}}))
+    assert Evaluation.load(tmp_path).label == "p-bach (encoder = Mean)"
+
+
+def test_without_all_multihead_the_first_row_is_the_baseline():
+    found = table([made("p-bach", 0.1), made("mind")], None, METRICS)
+    assert found.baseline == "mind" and "+" in found.gains.loc["p-bach", "AUPRC"] and "below mind" in found.caption
+    assert table([made("p-bach"), made("all-multihead")], None, METRICS).baseline == "all-multihead"
+    two = [made("all-multihead", k=8), made("all-multihead", k=16), made("mind")]
+    assert table(two, None, METRICS).baseline == "all-multihead (k = 8)"
