@@ -332,7 +332,7 @@ f"{len(at) / len(tied.sequences):.1%} of the places hold a different item; NDCG@
 mine = made.numbers.loc[made.numbers["method"] == "p-bach", ["metric", "gain", "gain_low", "gain_high"]]
 mine = mine.set_axis(["metric", "gain", "low", "high"], axis=1).assign(source=f"ours, {source}")
 printed = pd.concat(
-    [paper.gains(name).rename("gain").reset_index().assign(source=f"paper, {name}")
+    [paper.gains(name).reset_index().assign(source=f"paper, {name}")
      for name in ("movielens-20m", "taobao", "netflix")]
 )  # fmt: skip
 plots.paper_and_ours(pd.concat([mine, printed]), "all-multihead")

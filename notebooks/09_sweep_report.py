@@ -192,8 +192,9 @@ if len(done):
 #
 # For the paper's data sets: its number, ours, the difference, and whether our interval contains the paper's rounded
 # number. On other data sets the values cannot be compared. There we only put side by side how much a method gains over
-# the baseline: ours with an interval, and the paper's on each of its data sets. (The paper has one seed and rounded
-# numbers: a gain of 0.002 on 0.067 may be anything from 1.5 to 4.5%.)
+# the baseline: ours with an interval, and the paper's on each of its data sets. A single percentage is a gain that the
+# paper prints. Where it prints none, its rounded numbers only give a range: 0.069 against 0.067 may be a gain of 1.5% or
+# of 4.5%. (The paper has one seed.)
 
 # %%
 by_k = file.axis == "k" and (file.layout == "matched" or file.paper in ("head-matched", "routing"))
@@ -205,12 +206,12 @@ for data, made in tables.items():
     if made.baseline:
         gains = paper.gains_beside(made.numbers, made.baseline, by_k)
         where = [name for name in gains if name in ("at", "method", "k")]
-        told = gains.drop(columns=where).map(lambda x: f"{x:+.1%}" if np.isfinite(x) else "–")
+        told = gains.drop(columns=where).map(lambda x: x if isinstance(x, str) else f"{x:+.1%}" if pd.notna(x) else "–")
         told = tidy(gains[where]).join(told).rename(columns={"at": file.axis, "gain_low": "from", "gain_high": "to"})
         display(Markdown(f"Gain in AUPRC over {made.baseline}:"), told.set_index("method"))
 
 # %% [markdown]
-# **What you should see.** A dash where the paper prints no number for that method and $k$. If our gain has the same
+# **What you should see.** A dash where the paper has no number for that method and $k$. If our gain has the same
 # sign as the paper's, this is some evidence if our interval excludes zero, and no evidence if it does not.
 #
 # ## 8 · Is $\kappa$ bounded in every run?

@@ -225,7 +225,8 @@ def test_the_papers_tables_are_whole():
         for k, row in matched.items():  # printed gains, up to the rounding of three digits
             low, high = (row["p-bach"][1] + s * 5e-4 for s in (-1, 1))
             base = row["all-multihead"][1]
-            assert low / (base + 5e-4) - 1 <= row["gain"] <= high / (base - 5e-4) - 1, (name, k)
+            told = paper.gain(name, "p-bach", "all-multihead", "AUPRC", k)[0]
+            assert low / (base + 5e-4) - 1 <= told <= high / (base - 5e-4) - 1, (name, k)
     assert paper.kappa_range("p-bach") == (20, 30) and paper.kappa_range("mind") is None
     routing = paper.printed("netflix", by_k=True).query("method == 'all-multihead' and metric == 'R@100'")
     assert len(routing) == 3 and (routing["paper"] > 0.33).all()
@@ -239,8 +240,29 @@ def test_paper_beside_ours():
     found = paper.beside(numbers, "movielens-20m").set_index("metric")
     assert set(found["method"]) == {"p-bach"} and found.loc["R@10", "paper"] == 0.075
     assert found.loc["R@10", "difference"] == pytest.approx(0.005) and found.loc["R@10", "within"]
-    assert paper.gains("movielens-20m")["R@10"] == pytest.approx(0.075 / 0.071 - 1)
+    told = paper.gains("movielens-20m").loc["R@10"]
+    assert told["gain"] == pytest.approx(0.075 / 0.071 - 1) and told["low"] < told["gain"] < told["high"]
     assert paper.beside(numbers[numbers["method"] == "mine"], "taobao").empty
+
+
+def test_the_papers_gains_are_those_it_prints():
+    """Not those of its rounded AUPRC: 0.091 / 0.080 is +13.8%, and 0.023 / 0.023 nothing."""
+    printed = {("movielens-20m", 8): 0.045, ("movielens-20m", 16): 0.030, ("movielens-20m", 32): 0.036}
+    printed |= {("taobao", 8): 0.032, ("taobao", 16): 0.009, ("taobao", 32): 0.050}
+    for (name, k), value in printed.items():
+        found = paper.gain(name, "p-bach", "all-multihead", "AUPRC", k)
+        assert found == pytest.approx((value, value - 5e-4, value + 5e-4)), (name, k)
+    assert paper.gain("netflix", "v-bach", "all-multihead", "AUPRC", 32)[0] == 0.127
+    assert paper.gain("netflix", "v-bach", "p-bach", "AUPRC", 32) == pytest.approx((0.03, 0.025, 0.035))
+    assert paper.gains("netflix", "v-bach").loc["AUPRC", "gain"] == 0.127, "the best of both have k = 32"
+    assert paper.gains("movielens-20m").loc["AUPRC", "gain"] == pytest.approx(0.036, abs=1e-9)
+    for name, table in paper.tables()["best k"].items():  # their rows in Tables 2 and 5 are those of this k, and only it
+        by_k = paper.printed(name, by_k=True).query("metric == 'AUPRC'").set_index(["method", "k"])["paper"]
+        for method, k in table.items():
+            assert by_k[method, k] == wide(name).loc[method, "AUPRC"], (name, method)
+    low, high = paper.gains("taobao").loc["AUPRC", ["low", "high"]]  # best k unknown, both 0.023
+    assert (low, high) == pytest.approx((0.0225 / 0.0235 - 1, 0.0235 / 0.0225 - 1)) and low < 0.009 < 0.032 < high
+    assert np.isnan(paper.gain("mars", "p-bach", "mind", "R@10")).all()
 
 
 def test_both_layouts_are_one_class():
