@@ -93,6 +93,7 @@ def prepare(
 @app.command()
 def run(
     params: Annotated[Path, Argument(help="a parameter file, e.g. params/quickstart.yaml, or its name")],
+    base: Annotated[list[str] | None, Option(help="overlays that change the experiment, e.g. --base letter")] = None,
     set_: Annotated[list[str] | None, SET] = None,
     fresh: Annotated[bool, Option(help="execute every notebook, even if its result is up to date")] = False,
     report: Annotated[bool, Option(help="write the pages and the report")] = True,
@@ -101,14 +102,14 @@ def run(
     from bachlib.experiment.notebooks import run as run_notebooks
     from bachlib.experiment.settings import given, read_experiment
 
-    folder = run_notebooks(read_experiment(params, given(set_ or [])), fresh=fresh, report=report)
+    folder = run_notebooks(read_experiment(params, given(set_ or []), base or []), fresh=fresh, report=report)
     typer.echo(f"done. The report is {folder / 'report.html'}" if report else f"done → {folder}")
 
 
 @app.command()
 def sweep(
     sweep: Annotated[Path, Argument(help="a file of params/sweeps, its name, or a folder in outputs/sweeps")],
-    base: Annotated[list[str] | None, Option(help="experiments instead of the file's, e.g. --base ml1m")] = None,
+    base: Annotated[list[str] | None, Option(help="instead of the file's, e.g. --base ml1m --base letter")] = None,
     set_: Annotated[list[str] | None, SET] = None,
     workers: Annotated[int | None, Option(min=1, help="runs at the same time (default: one per core)")] = None,
     threads: Annotated[int | None, Option(min=1, help="threads of each run (default: cores / workers)")] = None,

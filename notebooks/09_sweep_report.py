@@ -110,7 +110,7 @@ tidy(about_data, 3)
 # %% [markdown]
 # ## 4 · The table
 #
-# The sweep file chooses the layout. `main` has a row per method; its $k$ is chosen on the *validation* items. `matched`
+# The sweep file chooses the layout. `main` has a row per method; we choose its $k$ on the *validation* items. `matched`
 # has a row per value of the axis, with the methods side by side, so that no method wins by having more heads. `data`
 # has only the table above. The seeds of a method are combined in one cell. ± is half of the 95% interval over redrawn
 # users *and* redrawn seeds.
@@ -193,8 +193,8 @@ if len(done):
 # For the paper's data sets: its number, ours, the difference, and whether our interval contains the paper's rounded
 # number. On other data sets the values cannot be compared. There we only put side by side how much a method gains over
 # the baseline: ours with an interval, and the paper's on each of its data sets. A single percentage is a gain that the
-# paper prints. Where it prints none, its rounded numbers only give a range: 0.069 against 0.067 may be a gain of 1.5% or
-# of 4.5%. (The paper has one seed.)
+# paper prints. Where it prints none, its rounded numbers give a range: 0.069 against 0.067 is a gain of 1.5 to 4.5%.
+# (The paper has one seed. Where we show no $k$, its rows are "best over $k$", and it does not say on which items.)
 
 # %%
 by_k = file.axis == "k" and (file.layout == "matched" or file.paper in ("head-matched", "routing"))

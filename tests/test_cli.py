@@ -84,6 +84,9 @@ def test_version_methods_and_params():
     assert "≥ 0, < 1" in world and len(world.splitlines()) == len(WorldParams.model_fields)
     assert "[default: mine]" in here("params", "ml1m").stdout and "grid:" in here("params", "sweeps/tau").stdout
     assert "auto | cpu | cuda" in here("params", "train").stdout
+    letter = here("params", "letter").stdout.splitlines()
+    assert [line.split()[:2] for line in letter] == [["history", "frozen"], ["svd_on", "all"], ["precision", "float32"]]
+    assert "Overlay: the paper's literal text" in files
     assert "does not exist" in str(here("params", "nothing").exception)
 
 

@@ -38,8 +38,8 @@ def printed(data: str, by_k: bool) -> pd.DataFrame:
         for method, values in known["main"].get(data, {}).items():
             rows += [(method, np.nan, *cell) for cell in zip(MAIN, values, strict=True)]
     if data in known["global codebook"]:
-        one, method = known["global codebook"][data], "p-bach-global"
-        rows += [(method, one["k"], *cell) for cell in zip(BY_K, one[method], strict=True)]
+        one, both = known["global codebook"][data], ("p-bach-global", "v-bach-global")  # it does not name the kernel
+        rows += [(method, one["k"], *cell) for method in both for cell in zip(BY_K, one["codebook"], strict=True)]
     table = pd.DataFrame(rows, columns=["method", "k", "metric", "paper"])
     return table.drop_duplicates(["method", "k", "metric"]).reset_index(drop=True)
 
@@ -96,7 +96,10 @@ def gains_beside(numbers: pd.DataFrame, baseline: str, by_k: bool, metric: str =
     data that the paper does not have: absolute values are not comparable then, but gains can be looked at.
     """
     ours = numbers[(numbers["metric"] == metric) & (numbers["method"] != baseline) & numbers["gain"].notna()]
-    made, over = ours[[*(["at"] if "at" in ours and not by_k else []), "method", "k", "gain", "gain_low", "gain_high"]], baseline.split(" (")[0]
+    made, over = (
+        ours[[*(["at"] if "at" in ours and not by_k else []), "method", "k", "gain", "gain_low", "gain_high"]],
+        baseline.split(" (")[0],
+    )
 
     def told(data: str, method: str, k: float) -> str | None:
         _, low, high = gain(data, method, over, metric, k)

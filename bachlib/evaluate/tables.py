@@ -40,6 +40,7 @@ class Table:
     baseline: str | None  # None: it has no results, so there are no gains
     protocol: dict[str, Any]
     axis: str | None = None  # None: a row per method; else a row per value (`at`) of this parameter
+    best_over_k: bool = False  # was k chosen for each method?
 
     def __post_init__(self) -> None:
         """Correct p over the whole table. A gain is `sure` if test (over users) and interval (and seeds) exclude 0."""
@@ -117,6 +118,10 @@ class Table:
         who = f"{users['n']:,} {'cold ' if users['which'] == 'cold' else ''}users"
         told = f"{self.protocol['data']}, {self.protocol['split']} split, {who}; "
         told += f"seeds per {'method' if wide else 'cell'}: {_either(n_seeds)}. "
+        if self.best_over_k:
+            told += (
+                "k of each method: the best validation AUPRC (the paper's tables say best over k, not on which items). "
+            )
         told += "Bold: best. " if wide else f"Each cell shows {' / '.join(self._metrics)}. Bold: best of the row. "
         told += f"±: half of the {LEVEL:.0%} interval over users and seeds."
         sure = f"interval excludes 0, and p < {1 - LEVEL:.2g} in a paired permutation test over users, "
@@ -208,7 +213,8 @@ def table(
             rows.append([name, k, metric, len(value), int(there.sum()), *numbers])
     names = "method k metric seeds users mean low high gain gain_low gain_high difference".split()
     numbers = pd.DataFrame(rows, columns=names)
-    return Table(numbers.assign(p=np.where(numbers["method"] != baseline, p, np.nan)), baseline, found[0].protocol)
+    numbers = numbers.assign(p=np.where(numbers["method"] != baseline, p, np.nan))
+    return Table(numbers, baseline, found[0].protocol, best_over_k=best_over_k)
 
 
 def main_table(evaluations: Evaluations, baseline: str = BASELINE) -> Table:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -143,10 +144,8 @@ def _known_as(module: nn.Module) -> str:
     """The name of a module's class and a hash of its layers, shapes and source: a changed module is another one."""
     shapes = [(name, list(of.shape)) for name, of in (*module.named_parameters(), *module.named_buffers())]
     told = [re.sub(r" at 0x\w+", "", repr(module)), shapes]
-    try:
+    with suppress(OSError, TypeError):  # a class made in a shell has no source
         told.append(inspect.getsource(type(module)))
-    except (OSError, TypeError):  # a class made in a shell
-        pass
     return f"{type(module).__name__} {short_hash(told)}"
 
 
