@@ -209,8 +209,9 @@ paper.kappa_range("p-bach"), f"collapse index in the last epoch {collapse['colla
 # %% [markdown]
 # ## 7 · Is $\pi_u$ calibrated?
 #
-# If $\pi_u$ is right, head $r$ explains a share $\pi_u^{(r)}$ of what the user does next. This is the fixed point of
-# the M-step (eq. 22), here on held-out items. The responsibilities contain $\pi_u$ themselves, so we also check from
+# If $\pi_u$ is right, head $r$ explains a share $\pi_u^{(r)}$ of what the user does next: for given responsibilities,
+# the prior term of the ELBO (eq. 21) is largest where $\pi_u$ is their mean. We look at held-out items. The
+# responsibilities contain $\pi_u$ themselves, so we also check from
 # outside: the shares of genres that a user's heads predict, $q_j = \sum_r \pi_u^{(r)} p_r(j\mid u)$, against the genres
 # of the next ten items. (If a log has no genres, or thousands, clusters of items that the same people like take their
 # place.)

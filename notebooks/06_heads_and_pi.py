@@ -261,8 +261,9 @@ plots.slate_by_head(share_of, relative, titles[slate.items[0, :15]], own_names)
 # %% [markdown]
 # ## 5 · Can we trust π_u?
 #
-# If $\pi_u$ is right, head $r$ explains a share $\pi_u^{(r)}$ of what the user likes next (the fixed point of the
-# M-step, eq. 22). The figure groups the predicted shares into bins and shows the observed share on held-out items:
+# If $\pi_u$ is right, head $r$ explains a share $\pi_u^{(r)}$ of what the user likes next: for given
+# responsibilities, the prior term of the ELBO (eq. 21) is largest where $\pi_u$ is their mean. The figure groups the
+# predicted shares into bins and shows the observed share on held-out items:
 
 # %%
 held = {name: diagnostics.held_out(models[name], dataset, users) for name in ("personal", "codebook")}

@@ -1,4 +1,4 @@
-"""Evaluation over the full catalogue (section 5): every held-out item among all items but the user's earlier ones.
+"""Evaluation over the full catalogue (section 6.1): every held-out item among all items but the user's earlier ones.
 
 Users are scored in blocks, and nothing is sorted: a held-out item's rank is one plus the number of items that score
 higher, and Recall, NDCG and AP, also over the full ranking (the paper's AUPRC), follow from the ranks. `slate=K` also
