@@ -23,7 +23,7 @@
 # because the trainings are shared.
 #
 # The same cells run on real logs (`papermill … -p source movielens-1m`). The *What you should see* texts describe the
-# default parameters.
+# default parameters; `bach run` leaves them out where the parameters are others.
 
 # %% tags=["parameters"]
 source = "planted"
@@ -114,10 +114,13 @@ by_hand
 made = table(list(found.values()), baseline="all-multihead")
 made
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** The ± of a mean is large, because users differ. It is largest for all-multihead, because its
-# two trainings differ. A comparison *user by user* removes part of the differences between users. Below are the gains
-# over all-multihead with their own intervals, and then the gain of each seed alone:
+# two trainings differ.
+
+# %% [markdown]
+# A comparison *user by user* removes part of the differences between users. Below are the gains over all-multihead with
+# their own intervals, and then the gain of each seed alone:
 
 # %%
 made.gains
@@ -130,13 +133,16 @@ for s in range(seed, seed + seeds):
     gains[f"seed {s}, not paired"] = paired_bootstrap(a, np.random.default_rng(s).permutation(b)).gain
 {how: f"{gain.value:+.0%} [{gain.low:+.0%}, {gain.high:+.0%}]" for how, gain in gains.items()}
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** Without pairing the interval is at least half as wide again. And the interval of one seed
 # does not include variation between trainings. The first seed says with confidence that p-BACH gains a fifth of
 # all-multihead's AUPRC. The second says, nearly with confidence, that it loses a tenth. Two or three seeds give a rough
 # estimate of how much trainings vary. At this scale (a few hundred users, two epochs, two seeds) we cannot say which of
 # the two is better: every interval over users *and* seeds contains zero. On MovieLens-1M with three seeds we can; that
-# table is in the [README](../README.md). A table also rejects results that cannot be compared:
+# table is in the [README](../README.md).
+
+# %% [markdown]
+# A table also rejects results that cannot be compared:
 
 # %%
 try:
@@ -151,10 +157,11 @@ except Exception as error:
 theirs = found["all-multihead", seed]
 plots.wins_and_losses(ours.per_user["AUPRC"] - theirs.per_user["AUPRC"], "p-bach", "all-multihead", "AUPRC")
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** Not every user gains. In the first pair of trainings, where p-BACH is ahead, 55% of the users
 # gain and 45% lose, many of them more than the mean.
-#
+
+# %% [markdown]
 # ## 4 · Where in the ranking?
 
 # %%
@@ -173,9 +180,12 @@ plots.gain_by_depth(pd.DataFrame(rows, columns=["band", "value", "low", "high"])
 
 # %% [markdown]
 # **What you should see.** The bars add up to zero: an item gained in one band is missing in another. The paper says
-# that the gains are at the top. Here, over both seeds, all intervals but one of seven contain zero, and this one is not
-# at the top.
-#
+# that the gains are at the top.
+
+# %% [markdown] tags=["lesson"]
+# Here, over both seeds, all intervals but one of seven contain zero, and this one is not at the top.
+
+# %% [markdown]
 # ## 5 · What the slates are like
 #
 # A slate is the list of the first 100 items. The columns are: hit rate; novelty (bits); popularity bias (0: as popular
@@ -198,9 +208,12 @@ users = np.array(ours.per_user.index)
 looked = ["pos-multihead", "all-multihead", "p-bach"]
 pd.DataFrame({name: diagnostics.summary(runs[name, seed].model, dataset, users) for name in looked}).T.round(3)
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** A gap of two hundredths of a nat: also on items that were not in training, the cheap
-# posterior is nearly the tight one. $\kappa$ stays bounded. The paper's range for the largest $\kappa$ at d = 64 is:
+# posterior is nearly the tight one. $\kappa$ stays bounded.
+
+# %% [markdown]
+# The paper's range for the largest $\kappa$ at d = 64 is:
 
 # %%
 collapse = diagnostics.collapse(runs["p-bach", seed].history).iloc[-1]
@@ -231,10 +244,13 @@ plots.calibration_curves(
     {name: look.bins for name, look in looks.items()}, {n: c.ece for n, c in looks.items()}, "share"
 )
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** All curves are near the diagonal where there are many counts (large dots). So $\pi_u$ is
-# calibrated, also by the genres alone. There are too few predictions above a half to judge them. (Equal shares would be
-# calibrated, too, and have no information. That $\pi_u$ differs between users is shown in `04_train`.)
+# calibrated, also by the genres alone. There are too few predictions above a half to judge them.
+
+# %% [markdown]
+# (Equal shares would be calibrated, too, and have no information. That $\pi_u$ differs between users is shown in
+# `04_train`.)
 #
 # ## 8 · The traps
 #
@@ -261,10 +277,13 @@ for name in ["mostpop", "all-multihead", "p-bach"]:
 changes = pd.DataFrame(rows)
 plots.trap_changes(changes)
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** Sampled negatives multiply R@10 by fifteen and more. An ideal of hits more than doubles NDCG.
-# A set destroys the order of the list. Items that are not excluded take places from others. The traps also change the
-# difference between two methods. The table shows p-BACH's gain over all-multihead in the first pair of trainings:
+# A set destroys the order of the list. Items that are not excluded take places from others.
+
+# %% [markdown]
+# The traps also change the difference between two methods. The table shows p-BACH's gain over all-multihead in the
+# first pair of trainings, those with the first seed:
 
 # %%
 pivot = changes.pivot(index="trap", columns="method", values="wrong")
@@ -272,10 +291,11 @@ pivot.loc["the right R@10"] = {name: found[name, seed].means["R@10"] for name in
 pivot.loc["the right NDCG@100"] = {name: found[name, seed].means["NDCG@100"] for name in pivot}
 pivot.assign(gain=pivot["p-bach"] / pivot["all-multihead"] - 1).round(3)
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # In NDCG the gain is 20%; with an ideal of hits it is 12%. In R@10 it is 13%; with sampled negatives it is 8%, and if
 # nothing is excluded it disappears.
-#
+
+# %% [markdown]
 # - **Picked on the test items**: the epoch with the best *test* number instead of the best validation number. We train
 #   one epoch at a time (a run resumes exactly where it stopped) and measure both after each:
 
@@ -316,13 +336,14 @@ sorted_ties = evaluate(trained("p-bach", tied, p), tied, **few)
 change = sorted_ties.means["NDCG@100"] / ours.means["NDCG@100"] - 1
 f"{len(at) / len(tied.sequences):.1%} of the places hold a different item; NDCG@100 of p-bach changes by {change:+.1%}"
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** Choosing on the test items helps most where the test set is small. Sorting ties moves a fifth
 # of the items and changes nothing here beyond noise. It is said to be worth 20% NDCG on MovieLens-1M, where 42% of the
 # likes tie with the one before. By this protocol it is not (0.2474 against 0.2471, p-BACH, five epochs): the ten
 # held-out items are a *set*, and their order does not count. A protocol that asks for the single next item would be
 # affected.
-#
+
+# %% [markdown]
 # ## 9 · The paper beside our results
 #
 # The paper's numbers are stored as data (`bachlib/evaluate/paper_tables.yaml`). Absolute values of different data sets
@@ -344,8 +365,10 @@ both = both.pivot(index="method", columns="metric", values=["paper", "ours", "di
 both[paper.MAIN].round(3)
 
 # %% [markdown]
-# **What you should see.** The paper's gains of 0 to 10% as diamonds, ours with intervals. (The paper's gains come from
-# rounded numbers: a gain of 0.002 on 0.067 may be anything from 1.5 to 4.5%.)
+# **What you should see.** The paper's gains as diamonds, ours as dots with intervals. The bars of the paper are not
+# intervals. They are the bounds that its rounded numbers allow: 0.069 against 0.067 is a gain of 1.5 to 4.5%. Where the
+# paper prints a gain (AUPRC on MovieLens-20M, 3.6%), we show the printed one. Its rows are the best over $k$; ours have
+# the $k$ of the parameters.
 #
 # ## 10 · Cold users
 #
@@ -359,7 +382,7 @@ both = cold.per_user.index.intersection(warm.per_user.index)
 cold, warm = (e.per_user.loc[both, "R@50"].mean() for e in (cold, warm))
 f"{len(both)} users: R@50 {cold:.3f} if cold, {warm:.3f} if they are in training"
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # ## Exercises
 #
 # 1. Why does `paired_bootstrap` draw the same users for both methods, but draw the seeds of each method separately?

@@ -21,7 +21,7 @@
 # best $K$ items? How do we know that they *are* the best? What can an operator do with $\pi_u$?
 #
 # **You need** `04_train` for the methods. **CPU minutes:** one. The *What you should see* texts describe the planted
-# world with the default parameters; another log has other numbers.
+# world with the default parameters; another log has other numbers, and `bach run` leaves them out there.
 
 # %% tags=["parameters"]
 source = "planted"
@@ -132,9 +132,12 @@ scan_ms = milliseconds(lambda u: exact.top_k(query[u : u + 1], items, K, nobody)
 plain_ms = milliseconds(lambda u: brute_force(query[u : u + 1], items, K, nobody), 3)
 f"scan {scan_ms:.1f} ms, every item scored {plain_ms:.1f} ms: {plain_ms / scan_ms:.0f} times as long"
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** Two per cent pass a cut, a few hundred items are scored, and scoring every item takes several
-# times as long as the scan. `bach bench serve` compares the scan with its bare matrix product ([LOG.md](../LOG.md)).
+# times as long as the scan.
+
+# %% [markdown]
+# `bach bench serve` compares the scan with its bare matrix product ([LOG.md](../LOG.md)).
 #
 # ## 3 · Two-step: how long must the lists be?
 #
@@ -159,11 +162,14 @@ for M in (25, 50, 100, 200, 400, 800, 1600):
 by_M = pd.DataFrame(rows)
 plots.recall_and_cost(by_M, scan_ms)
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** In this world lists of K = 100 find the whole slate. To *prove* it takes longer lists, and
 # lists of all heads instead of the heavy ones. At this size both cost more than the scan, which proves its slate
 # anyway. With 200,000 items lists of K take a quarter of the scan's time ([LOG.md](../LOG.md)). A trained model may
-# miss more; `retriever.recall` measures it below. Slates that the bound covers should be exact:
+# miss more; `retriever.recall` measures it below.
+
+# %% [markdown]
+# Slates that the bound covers should be exact:
 
 # %%
 covered = [(w.found == best.found).all() for w, (best, lists) in zip(wanted, made, strict=True) if lists.enough[0]]
@@ -238,10 +244,13 @@ plots.rows_looked_at(spread, looked / n_large)
 
 # %% [markdown]
 # **What you should see.** If $\pi_u$ is on a few prototypes, a few per cent of the rows are enough to prove the slate.
-# Dots at 100% used the dense product. Both are exact. The lists are faster for many items and peaked profiles. The
-# $\pi_u$ learnt here spread over five prototypes. Those of a codebook of 128 on MovieLens-1M spread over 29; there the
-# dense product is used nearly always (LOG.md).
-#
+# Dots at 100% used the dense product. Both are exact. The lists are faster for many items and peaked profiles.
+
+# %% [markdown] tags=["lesson"]
+# The $\pi_u$ learnt here spread over five prototypes. Those of a codebook of 128 on MovieLens-1M spread over 29; there
+# the dense product is used nearly always (LOG.md).
+
+# %% [markdown]
 # ## 6 · Accuracy against cost
 #
 # Recall@50 on the test items, and the time of a request including the towers. `strategy="auto"` measures the
@@ -271,10 +280,14 @@ plots.pareto(costs, "R@50")
 
 # %% [markdown]
 # **What you should see.** The strategy does not change the accuracy of a method, except for the items that two-step
-# misses. It changes the cost, and at this size most of the cost is the overhead of a call. After so little training, on
-# one seed, p-BACH is ahead and the codebook of 16 behind. For the cold users of MovieLens-1M a codebook of 128 reaches
+# misses.
+
+# %% [markdown] tags=["lesson"]
+# It changes the cost, and at this size most of the cost is the overhead of a call. After so little training, on one
+# seed, p-BACH is ahead and the codebook of 16 behind. For the cold users of MovieLens-1M a codebook of 128 reaches
 # 0.264 and personal heads reach 0.288 (LOG.md): the paper's trade-off.
-#
+
+# %% [markdown]
 # ## 7 · Steering
 #
 # $\pi_u$ is a profile that people can read and change. An operator can set, boost, cap or forbid a head, blend in
@@ -340,12 +353,13 @@ def looks(made: np.ndarray) -> dict[str, float]:
 diverse = pd.DataFrame({name: looks(made) for name, made in lists.items()}).T
 diverse.round(3)
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** Re-ranking makes the slates a little more diverse, with no visible loss of recall. The
 # mixture has the better recall but *not* the more diverse slate: its $\pi_u$ follows the session a user is in. On
 # MovieLens-1M MMR and DPP make p-BACH's slates more diverse, too, MMR at no cost in recall (LOG.md). A well-fitted
 # mixture and a diverse slate are two different goals.
-#
+
+# %% [markdown]
 # ## 9 · Cold start
 #
 # How many items of a user must be known? We keep the test items and give the towers only the last 1, 2, 5 … items.
@@ -358,11 +372,12 @@ for name in ("p-bach", "all-multihead", "p-bach-global"):
     curves[name] = np.array([metrics.recall(one.items, targets, 50).mean() for one in made])
 plots.cold_start_curve(curves, known, "R@50", popular.means["R@50"])
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** One item of history is well above the most popular items. With one item the codebook loses
 # nearly nothing of its recall from 50 items; p-BACH loses a fifth and all-multihead half. (In training all of them saw
 # long histories only.) Ten items are as good as 50: in this world the last items tell what comes next.
-#
+
+# %% [markdown]
 # Without any history the codebook needs only a $\pi$. A *context* goes through the gating tower like a history. Here
 # are new users who have only named a topic they like; its three most popular items take the place of a history.
 
@@ -376,10 +391,11 @@ shares = [topics.member[row, g].mean() for g, row in enumerate(newcomers.items)]
 told = {"likes": liked, "share of the slate": shares, "of the catalogue": topics.member.mean(0)[: len(liked)]}
 pd.DataFrame(told).round(2)
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** On the planted world the slates are full of the named genre. This is control, not accuracy:
 # on MovieLens-1M one item of history is worth more than declared genres or a user's age and occupation (LOG.md).
-#
+
+# %% [markdown]
 # ## 10 · Save and update an index
 #
 # A saved index knows the model it belongs to. Items can be added and removed without training. Requests use the old
@@ -399,7 +415,7 @@ assert again.certified.all() and first not in again.items
 assert np.isclose(again.scores[0, 0], cached.scores[0, 0]), "the twin should have the score of the item"
 f"item {first} was removed and its twin added as item {twin}; the slate begins with item {again.items[0, 0]}"
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # ## Exercises
 #
 # 1. Why is a two-step slate with approximate lists never `certified`, even if it is far above the bound?
