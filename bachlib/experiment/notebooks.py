@@ -136,10 +136,11 @@ def _parameters_of(name: str) -> dict[str, Any]:
 def is_as_written(name: str, values: dict[str, Any]) -> bool:
     """Does a notebook run on its own data with its own parameters? Only then do its texts about results apply."""
     own = _parameters_of(name)
+    if "source" not in own:
+        return not values
     decide = {*own, *ABOUT_DATA, *ModelParams.model_fields, *TrainParams.model_fields}  # what its results depend on
-    asked = Experiment.model_validate({**own, **values} if "source" in own else {}).model_dump()
-    usual = Experiment.model_validate(own if "source" in own else {}).model_dump()
-    return all(asked[key] == usual[key] for key in decide & {*asked}) and ("source" in own or not values)
+    asked, usual = (Experiment(**chosen).model_dump(include=decide) for chosen in ({**own, **values}, own))
+    return asked == usual
 
 
 def keys(p: Experiment) -> dict[str, str]:
@@ -149,6 +150,8 @@ def keys(p: Experiment) -> dict[str, str]:
         inputs = {"code": code_hash(code_of(name)), "cells": _cells(name), "values": values}
         if "source" in values:
             inputs |= {"log": _log(p)}
+        if _has_lessons(name) and not is_as_written(name, values):
+            inputs |= {"lessons": False}
         found[name] = short_hash(inputs)
     return found
 
@@ -165,6 +168,12 @@ def code_of(name: str) -> tuple[str, ...]:
     last = max((LAYERS.index(room) for room in rooms if room in LAYERS), default=-1)
     data = ("data",) if "data" in rooms else ("data/dataset.py", "data/windows.py") if last > 0 else ()
     return (*LAYERS[: last + 1], *data, *sorted(rooms & {"show", "bench"}))
+
+
+@lru_cache
+def _has_lessons(name: str) -> bool:
+    notebook = nbformat.read(notebook_folder() / f"{name}.ipynb", as_version=4)
+    return len(without_lessons(notebook).cells) < len(notebook.cells)
 
 
 @lru_cache
