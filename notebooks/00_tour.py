@@ -257,7 +257,8 @@ runs["pos-multihead", seed] = trained("pos-multihead", dataset, p)
 histories = {name: runs[name, seed].history for name in ("pos-multihead", "all-multihead", "p-bach")}
 in_use = {name: float(history["effective_heads"].iloc[-1]) for name, history in histories.items()}
 assert in_use["p-bach"] > in_use["pos-multihead"]
-plots.head_usage(histories)
+alone = f"seed {seed}"  # from here on one training of each method
+plots.noted(plots.head_usage(histories), alone)
 
 # %% [markdown] tags=["lesson"]
 # **What you should see.** p-BACH uses more heads than both hard methods. The number depends on the seed: over four
@@ -282,7 +283,8 @@ past = [dataset.sequence(u)[:-10] for u in everyone]  # all but the test items
 brought = retriever.retrieve(past, 12).head_share.argmax(-1)  # (users, 12), the head behind each item
 behind = np.array([len(set(row)) for row in brought])
 u = int(np.argmax(found.overlap * (behind >= 3)))
-weights, title = encoded.log_pi[u].exp().numpy(), f"User {u}: what each head stands for, and the planted π<sub>u</sub>"
+weights = encoded.log_pi[u].exp().numpy()
+title = f"User {u}: what each head stands for, and the planted π<sub>u</sub> ({alone})"
 plots.heads_and_interests(of_heads[u].numpy(), weights, list(truth.genres), truth.pi[u], title)
 
 # %%
@@ -290,7 +292,7 @@ equal = diagnostics.recovery(of_heads, encoded.log_pi * 0 - np.log(k), truth.pi)
 guess = np.minimum(truth.pi.mean(0), truth.pi).sum(1).mean()
 overlap = {"p-BACH": found.overlap.mean(), "its heads, equal weights": equal, "one guess for all users": guess}
 assert overlap["p-BACH"] > equal > guess
-{name: round(float(value), 2) for name, value in overlap.items()}
+{f"{name}, {alone}": round(float(value), 2) for name, value in overlap.items()}
 
 # %% [markdown] tags=["lesson"]
 # **What you should see.** Heads stand for one or two of the user's interests, and for some that the user does not have.
@@ -309,7 +311,9 @@ shared = trained("p-bach-global", dataset, p, k=p.prototypes)
 of_user = diagnostics.encode_users(shared.model, dataset, everyone[[u]])
 topics = diagnostics.interest_of_heads(shared.model, of_user.heads, truth.item_interest)[0].numpy()
 codebook = evaluate(shared, dataset, quiet=True).means[f"R@{K}"]
-title = f"{p.prototypes} prototypes for all users, R@{K} {codebook:.3f}; only the weights are those of user {u}"
+title = (
+    f"{p.prototypes} prototypes for all users, R@{K} {codebook:.3f} ({alone}); only the weights are those of user {u}"
+)
 weights = of_user.log_pi[0].exp().numpy()
 plots.heads_and_interests(topics, weights, list(truth.genres), truth.pi[u], title).update_layout(height=600)
 
@@ -326,7 +330,7 @@ plots.heads_and_interests(topics, weights, list(truth.genres), truth.pi[u], titl
 # $\mathrm{KL}(\gamma\,\|\,\gamma^{\mathrm{con}})$, so it moves to the value at which $\gamma$ fits the softmax best.
 
 # %%
-plots.kappa_trajectories(runs["p-bach", seed].history, 1 / tau)
+plots.noted(plots.kappa_trajectories(runs["p-bach", seed].history, 1 / tau), alone)
 
 # %%
 kappa, gap = diagnostics.kappa_bounds(encoded.kappa), diagnostics.held_out(model, dataset, everyone).gap.mean().item()

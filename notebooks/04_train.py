@@ -147,7 +147,8 @@ histories["p-bach"].iloc[[0, -1]][shown].round(3)
 # %%
 terms = histories["p-bach"][["reconstruction", "prior", "entropy"]].sum(axis=1)
 assert np.allclose(-histories["p-bach"]["loss"], terms)
-plots.elbo_terms(histories["p-bach"])
+alone = f"seed {seed}"  # one training of each method; the table of section 9 has all seeds
+plots.noted(plots.elbo_terms(histories["p-bach"]), alone)
 
 # %% [markdown] tags=["lesson"]
 # **What you should see.** Reconstruction makes up three fifths of the rise. The prior is the cost of predicting the
@@ -161,7 +162,7 @@ plots.elbo_terms(histories["p-bach"])
 # contrastive posterior. It needs no prior and no clipping.
 
 # %%
-plots.kappa_trajectories(histories["p-bach"], 1 / tau)
+plots.noted(plots.kappa_trajectories(histories["p-bach"], 1 / tau), alone)
 
 # %% [markdown] tags=["lesson"]
 # **What you should see.** All heads start at $1/\tau$ and end close together, near 24. On the way single users reach
@@ -174,7 +175,7 @@ plots.kappa_trajectories(histories["p-bach"], 1 / tau)
 # positive.
 
 # %%
-plots.head_usage(histories)
+plots.noted(plots.head_usage(histories), alone)
 
 # %% [markdown]
 # The figure shows the first training of each method. Below the same as an animation, with a second training of
@@ -182,7 +183,7 @@ plots.head_usage(histories)
 
 # %%
 hard = {f"pos, seed {s}": run.history for (name, s), run in runs.items() if name == "pos-multihead" and s < seed + 2}
-plots.collapse_race({"p-bach": histories["p-bach"]} | hard)
+plots.collapse_race({f"p-bach, {alone}": histories["p-bach"]} | hard)
 
 # %% [markdown] tags=["lesson"]
 # **What you should see.** In pos-multihead the leading head is trained more, so it gets further ahead. In the first
@@ -198,7 +199,7 @@ plots.collapse_race({"p-bach": histories["p-bach"]} | hard)
 # the batch.
 
 # %%
-plots.gradient_heads(histories)
+plots.noted(plots.gradient_heads(histories), alone)
 
 # %% [markdown] tags=["lesson"]
 # **What you should see.** For pos-multihead usage and gradient are the same: a head that is closest to no positive is
@@ -210,7 +211,7 @@ plots.gradient_heads(histories)
 # %%
 users = sample_users(dataset, min(p.max_eval, 2_000), seed)
 encoded = {name: diagnostics.encode_users(run.model, dataset, users) for name, run in first.items()}
-{name: round(float(diagnostics.head_cosine(e.heads).mean()), 3) for name, e in encoded.items()}
+{f"{name}, {alone}": round(float(diagnostics.head_cosine(e.heads).mean()), 3) for name, e in encoded.items()}
 
 # %% [markdown] tags=["lesson"]
 # BACH's heads are *not* far apart. In so few dimensions they share what is common to the user's interests. And a
@@ -266,7 +267,7 @@ heads_of_one("p-bach-global", "The codebook's prototypes are the same for all us
 # weight their heads equally. The overlap $\sum_j \min(q_j, \pi_j)$ is 1 if $q$ and $\pi_u$ agree.
 
 # %%
-plots.pi_recovered({name: found[name].weights for name in names[:3]}, wanted, known)
+plots.noted(plots.pi_recovered({name: found[name].weights for name in names[:3]}, wanted, known), alone)
 
 # %%
 mean_user = np.minimum(wanted.mean(0), wanted).sum(1).mean()

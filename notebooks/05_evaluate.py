@@ -155,7 +155,9 @@ except Exception as error:
 
 # %%
 theirs = found["all-multihead", seed]
-plots.wins_and_losses(ours.per_user["AUPRC"] - theirs.per_user["AUPRC"], "p-bach", "all-multihead", "AUPRC")
+alone = f"seed {seed}"  # one training of each method; the tables above have all seeds
+wins = plots.wins_and_losses(ours.per_user["AUPRC"] - theirs.per_user["AUPRC"], "p-bach", "all-multihead", "AUPRC")
+plots.noted(wins, alone)
 
 # %% [markdown] tags=["lesson"]
 # **What you should see.** Not every user gains. In the first pair of trainings, where p-BACH is ahead, 55% of the users
@@ -165,7 +167,7 @@ plots.wins_and_losses(ours.per_user["AUPRC"] - theirs.per_user["AUPRC"], "p-bach
 # ## 4 · Where in the ranking?
 
 # %%
-plots.recall_curves({name: found[name, seed].ranks for name in names})
+plots.noted(plots.recall_curves({name: found[name, seed].ranks for name in names}), alone)
 
 # %%
 edges = [*(low for low in (1, 11, 21, 51, 101, 201, 501) if low < dataset.n_items), dataset.n_items + 1]
@@ -176,7 +178,8 @@ for low, high in pairwise(edges):
         for method in ("p-bach", "all-multihead")
     )
     rows.append([f"{low}–{high - 1}" if high <= dataset.n_items else f"{low}+", *paired_bootstrap(a, b).difference])
-plots.gain_by_depth(pd.DataFrame(rows, columns=["band", "value", "low", "high"]), "p-bach", "all-multihead")
+bands = pd.DataFrame(rows, columns=["band", "value", "low", "high"])
+plots.noted(plots.gain_by_depth(bands, "p-bach", "all-multihead"), f"mean over {seeds} seeds")
 
 # %% [markdown]
 # **What you should see.** The bars add up to zero: an item gained in one band is missing in another. The paper says
@@ -194,7 +197,7 @@ plots.gain_by_depth(pd.DataFrame(rows, columns=["band", "value", "low", "high"])
 
 # %%
 shown = ["HR@100", "novelty@100", "popularity bias@100", "diversity@100", "interests@100", "coverage@100"]
-pd.DataFrame({name: found[name, seed].means for name in names}).T.reindex(columns=shown).round(3)
+pd.DataFrame({name: found[name, seed].means for name in names}).T.reindex(columns=shown).round(3).rename_axis(alone)
 
 # %% [markdown]
 # ## 6 · What the heads do on held-out items
@@ -206,7 +209,9 @@ pd.DataFrame({name: found[name, seed].means for name in names}).T.reindex(column
 # %%
 users = np.array(ours.per_user.index)
 looked = ["pos-multihead", "all-multihead", "p-bach"]
-pd.DataFrame({name: diagnostics.summary(runs[name, seed].model, dataset, users) for name in looked}).T.round(3)
+pd.DataFrame({name: diagnostics.summary(runs[name, seed].model, dataset, users) for name in looked}).T.round(
+    3
+).rename_axis(alone)
 
 # %% [markdown] tags=["lesson"]
 # **What you should see.** A gap of two hundredths of a nat: also on items that were not in training, the cheap
@@ -217,7 +222,10 @@ pd.DataFrame({name: diagnostics.summary(runs[name, seed].model, dataset, users) 
 
 # %%
 collapse = diagnostics.collapse(runs["p-bach", seed].history).iloc[-1]
-paper.kappa_range("p-bach"), f"collapse index in the last epoch {collapse['collapse']:.2f} (0: all heads used alike)"
+(
+    paper.kappa_range("p-bach"),
+    f"{alone}: collapse index in the last epoch {collapse['collapse']:.2f} (0: all heads alike)",
+)
 
 # %% [markdown]
 # ## 7 · Is $\pi_u$ calibrated?
@@ -240,9 +248,8 @@ looks = {"heads (γ)": diagnostics.pi_calibration(of)}
 looks["topics of next items"] = diagnostics.calibration(promised, member[dataset.targets(users, "test")].mean(1))
 if source == "planted":
     looks["planted π"] = diagnostics.calibration(promised, meaning.topics_of_users(dataset, topics)[users])
-plots.calibration_curves(
-    {name: look.bins for name, look in looks.items()}, {n: c.ece for n, c in looks.items()}, "share"
-)
+bins, ece = {name: look.bins for name, look in looks.items()}, {name: look.ece for name, look in looks.items()}
+plots.noted(plots.calibration_curves(bins, ece, "share"), alone)
 
 # %% [markdown] tags=["lesson"]
 # **What you should see.** All curves are near the diagonal where there are many counts (large dots). So $\pi_u$ is
@@ -275,7 +282,7 @@ for name in ["mostpop", "all-multihead", "p-bach"]:
     }
     rows += [{"method": name, "trap": trap, "right": a, "wrong": b} for trap, (a, b) in lies.items()]
 changes = pd.DataFrame(rows)
-plots.trap_changes(changes)
+plots.noted(plots.trap_changes(changes), alone)
 
 # %% [markdown] tags=["lesson"]
 # **What you should see.** Sampled negatives multiply R@10 by fifteen and more. An ideal of hits more than doubles NDCG.
@@ -289,7 +296,7 @@ plots.trap_changes(changes)
 pivot = changes.pivot(index="trap", columns="method", values="wrong")
 pivot.loc["the right R@10"] = {name: found[name, seed].means["R@10"] for name in pivot}
 pivot.loc["the right NDCG@100"] = {name: found[name, seed].means["NDCG@100"] for name in pivot}
-pivot.assign(gain=pivot["p-bach"] / pivot["all-multihead"] - 1).round(3)
+pivot.assign(gain=pivot["p-bach"] / pivot["all-multihead"] - 1).round(3).rename_axis(alone)
 
 # %% [markdown] tags=["lesson"]
 # In NDCG the gain is 20%; with an ideal of hits it is 12%. In R@10 it is 13%; with sampled negatives it is 8%, and if
@@ -308,7 +315,8 @@ for epoch in range(1, 7):
     for split, values in looks.items():
         values.append(evaluate(last, dataset, split, **few).per_user["AUPRC"].to_numpy())
 looks = {split: np.stack(values) for split, values in looks.items()}  # (epochs, users)
-pd.DataFrame({split: values.mean(1) for split, values in looks.items()}, pd.Index(range(1, 7), name="epoch")).round(4).T
+epochs_of = pd.Index(range(1, 7), name=f"standard, {alone}, a third of the learning rate, AUPRC by epoch")
+pd.DataFrame({split: values.mean(1) for split, values in looks.items()}, epochs_of).round(4).T
 
 # %% [markdown]
 # The best of six test numbers is never below the one that validation chose. How far above depends on the noise of a
@@ -334,7 +342,8 @@ tied = prepared(p.model_copy(update={"ties": "item"}))
 at = np.flatnonzero(np.asarray(tied.sequences) != np.asarray(dataset.sequences))
 sorted_ties = evaluate(trained("p-bach", tied, p), tied, **few)
 change = sorted_ties.means["NDCG@100"] / ours.means["NDCG@100"] - 1
-f"{len(at) / len(tied.sequences):.1%} of the places hold a different item; NDCG@100 of p-bach changes by {change:+.1%}"
+moved = f"{len(at) / len(tied.sequences):.1%} of the places hold a different item"
+f"{moved}; NDCG@100 of p-bach changes by {change:+.1%} ({alone})"
 
 # %% [markdown] tags=["lesson"]
 # **What you should see.** Choosing on the test items helps most where the test set is small. Sorting ties moves a fifth
@@ -352,7 +361,7 @@ f"{len(at) / len(tied.sequences):.1%} of the places hold a different item; NDCG@
 
 # %%
 mine = made.numbers.loc[made.numbers["method"] == "p-bach", ["metric", "gain", "gain_low", "gain_high"]]
-mine = mine.set_axis(["metric", "gain", "low", "high"], axis=1).assign(source=f"ours, {source}")
+mine = mine.set_axis(["metric", "gain", "low", "high"], axis=1).assign(source=f"ours, {source}, {seeds} seeds")
 printed = pd.concat(
     [paper.gains(name).reset_index().assign(source=f"paper, {name}")
      for name in ("movielens-20m", "taobao", "netflix")]
@@ -360,9 +369,10 @@ printed = pd.concat(
 plots.paper_and_ours(pd.concat([mine, printed]), "all-multihead")
 
 # %%
-both = paper.beside(made.numbers, source if source in ("taobao", "netflix") else "movielens-20m")
+theirs = source if source in ("taobao", "netflix") else "movielens-20m"
+both = paper.beside(made.numbers, theirs)
 both = both.pivot(index="method", columns="metric", values=["paper", "ours", "difference"]).swaplevel(axis=1)
-both[paper.MAIN].round(3)
+both[paper.MAIN].round(3).rename_axis(f"paper: {theirs}, best over k; ours: {source}, k = {k}, {seeds} seeds")
 
 # %% [markdown]
 # **What you should see.** The paper's gains as diamonds, ours as dots with intervals. The bars of the paper are not
@@ -380,7 +390,7 @@ strict = dataset.strict(share=0.2, seed=seed)
 cold, warm = evaluate(trained("standard", strict, p), strict, **few), found["standard", seed]
 both = cold.per_user.index.intersection(warm.per_user.index)
 cold, warm = (e.per_user.loc[both, "R@50"].mean() for e in (cold, warm))
-f"{len(both)} users: R@50 {cold:.3f} if cold, {warm:.3f} if they are in training"
+f"{len(both)} users: R@50 {cold:.3f} if cold, {warm:.3f} if they are in training (standard, {alone})"
 
 # %% [markdown] tags=["lesson"]
 # ## Exercises

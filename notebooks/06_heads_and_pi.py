@@ -76,7 +76,8 @@ dataset, {name: tuple(e.heads.shape) for name, e in encoded.items()}
 # %% [markdown]
 # We use two models, and a small third one for a triangle plot. If another notebook has trained them, they are loaded.
 # *Personal* is p-BACH: every user has their own heads. *Codebook* is p-bach-global: all users share the heads, called
-# prototypes, and differ only in $\pi_u$. We use at most 1,000 users.
+# prototypes, and differ only in $\pi_u$. Each is *one* training, with the seed of the parameters. We use at most 1,000
+# users.
 #
 # ## 1 · A name for each head
 #

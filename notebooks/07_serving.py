@@ -160,7 +160,7 @@ for M in (25, 50, 100, 200, 400, 800, 1600):
     ms = milliseconds(lambda u, lists=lists: two_step(query[u : u + 1], items, K, nobody, index, **lists))
     rows.append({"M": M, "recall": recall, "proved": proved, "ms": ms})
 by_M = pd.DataFrame(rows)
-plots.recall_and_cost(by_M, scan_ms)
+plots.noted(plots.recall_and_cost(by_M, scan_ms), f"generated catalogue, {n_large:,} items")
 
 # %% [markdown] tags=["lesson"]
 # **What you should see.** In this world lists of K = 100 find the whole slate. To *prove* it takes longer lists, and
@@ -240,7 +240,7 @@ profiles = np.stack([rng.dirichlet(np.full(64, a)) for a in np.geomspace(0.01, 1
 best, looked = codebook.top_k(arrays, profiles, K, LeftOut.of([[]] * 80), "power-spherical")
 assert (best.found[0] == brute_force(best.query[:1], items, K, nobody).found[0]).all()
 spread = np.exp(-(profiles * np.log(np.maximum(profiles, 1e-30))).sum(1))
-plots.rows_looked_at(spread, looked / n_large)
+plots.noted(plots.rows_looked_at(spread, looked / n_large), f"generated catalogue, {n_large:,} items")
 
 # %% [markdown]
 # **What you should see.** If $\pi_u$ is on a few prototypes, a few per cent of the rows are enough to prove the slate.
@@ -273,7 +273,7 @@ def measured(name: str, strategy: str, **how) -> dict:
 
 ways = [("p-bach", "exact"), ("p-bach", "two-step"), ("all-multihead", "exact"), ("standard", "exact")]
 costs = pd.DataFrame([measured(*way) for way in [*ways, ("p-bach-global", "exact"), ("p-bach-global", "codebook")]])
-plots.pareto(costs, "R@50")
+plots.noted(plots.pareto(costs, "R@50"), f"seed {seed}")
 
 # %%
 [Retriever(models[name]).why for name in ("p-bach", "p-bach-global")]
@@ -370,7 +370,7 @@ for name in ("p-bach", "all-multihead", "p-bach-global"):
     server = Retriever(models[name], "exact")
     made = [server.retrieve([h[-m:] for h in histories], 50, exclude=seen) for m in known]
     curves[name] = np.array([metrics.recall(one.items, targets, 50).mean() for one in made])
-plots.cold_start_curve(curves, known, "R@50", popular.means["R@50"])
+plots.noted(plots.cold_start_curve(curves, known, "R@50", popular.means["R@50"]), f"seed {seed}")
 
 # %% [markdown] tags=["lesson"]
 # **What you should see.** One item of history is well above the most popular items. With one item the codebook loses
