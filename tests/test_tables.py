@@ -291,6 +291,13 @@ class Mean(torch.nn.Module):
         return self.layers(tokens.mean(1)).view(-1, 3, 16)
 
 
+class Flat(torch.nn.Module):
+    """A gate of one's own."""
+
+    def forward(self, tokens, history):
+        return tokens.new_zeros(len(tokens), 3)
+
+
 def looked(world, method, seed=0, **parts) -> Evaluation:
     return evaluate(build(method, world, 3, d=16, ff=16, item_width=16, seed=seed, **parts), world, quiet=True)
 
@@ -312,6 +319,7 @@ def test_models_with_other_parts_are_not_seeds_of_one(world):
     assert rows(same, stock) == {"p-bach": 1, "p-bach (encoder = Mean)": 1}, "the same seed is no error"
     assert rows(looked(world, "p-bach", 0, encoder=Mean()), same) == {"p-bach (encoder = Mean)": 2}, "two seeds of one"
     assert rows(looked(world, METHODS["p-bach"], 0), stock) == {"p-bach": 2}, "the same row, given as a row"
+    assert looked(world, sa, gate=Flat()).label == "p-bach (encoder = comirec-sa, gate = Flat)"
     for layout in (matched, main_table):
         made = layout([looked(world, sa, 0), looked(world, mind, 1), stock], baseline="p-bach")
         assert made.numbers["method"].nunique() == 3 and made.numbers["seeds"].max() == 1 and made.baseline == "p-bach"
