@@ -100,6 +100,7 @@ def prepare(
 @app.command()
 def run(
     params: Annotated[Path, Argument(help="a parameter file, e.g. params/quickstart.yaml, or its name")],
+    base: Annotated[list[str] | None, Option(help="overlays that change the experiment, e.g. --base letter")] = None,
     set_: Annotated[list[str] | None, SET] = None,
     fresh: Annotated[bool, Option(help="execute every notebook, even if its result is up to date")] = False,
     report: Annotated[bool, Option(help="write the pages and the report")] = True,
@@ -108,14 +109,14 @@ def run(
     from bachlib.experiment.notebooks import run as run_notebooks
     from bachlib.experiment.settings import given, read_experiment
 
-    folder = run_notebooks(read_experiment(params, given(set_ or [])), fresh=fresh, report=report)
+    folder = run_notebooks(read_experiment(params, given(set_ or []), base or []), fresh=fresh, report=report)
     typer.echo(f"done. The report is {folder / 'report.html'}" if report else f"done → {folder}")
 
 
 @app.command()
 def sweep(
     sweep: Annotated[Path, Argument(help="a file of params/sweeps, its name, or a folder in outputs/sweeps")],
-    base: Annotated[list[str] | None, Option(help="experiments instead of the file's, e.g. --base ml1m")] = None,
+    base: Annotated[list[str] | None, Option(help="instead of the file's, e.g. --base ml1m --base letter")] = None,
     set_: Annotated[list[str] | None, SET] = None,
     workers: Annotated[int | None, Option(min=1, help="runs at the same time (default: one per core)")] = None,
     threads: Annotated[int | None, Option(min=1, help="threads of each run (default: cores / workers)")] = None,
@@ -211,14 +212,16 @@ def evaluate(
     runs: Annotated[list[Path], Argument(help="run folders, e.g. outputs/runs/*")],
     data: Annotated[Path | None, Option(help="data set (default: found in outputs/data)")] = None,
     split: Annotated[str, Option(help="valid or test")] = "test",
-    baseline: Annotated[str, Option(help="method that all others are compared with")] = "all-multihead",
+    baseline: Annotated[
+        str | None, Option(help="row that all others are compared with (default: all-multihead, else the first row)")
+    ] = None,
     slate: Annotated[int, Option(help="also measure diversity and novelty of slates of this length; 0: do not")] = 0,
     best_over_k: Annotated[bool, Option(help="keep only the k with the best validation AUPRC")] = False,
     latex: Annotated[bool, Option(help="print the table as LaTeX rows")] = False,
 ) -> None:
     """Rank the full catalogue for each run, save the metrics in its folder, and print the paper's table."""
     from bachlib.evaluate import evaluate as evaluate_run
-    from bachlib.evaluate.tables import table
+    from bachlib.evaluate.tables import BASELINE, table
     from bachlib.train.run import Run, data_of, find_run
 
     found = []
@@ -229,7 +232,11 @@ def evaluate(
         typer.echo(found[-1])
     if len(found) > 1:
         made = table(found, baseline, best_over_k=best_over_k)
-        typer.echo(f"\n{made.latex() if latex else made}\n\nrelative gain over {baseline}\n{made.gains.to_string()}")
+        if baseline is None and not made.baseline.startswith(BASELINE):
+            why = f"no run of {BASELINE} is among these, so {made.baseline}, the first row, is the baseline"
+            typer.secho(f"bach: {why}; --baseline chooses another", err=True)
+        over = f"relative gain over {made.baseline}"
+        typer.echo(f"\n{made.latex() if latex else made}\n\n{over}\n{made.gains.to_string()}")
 
 
 @app.command()

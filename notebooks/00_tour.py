@@ -113,18 +113,19 @@ plots.sphere(ball.items, ball.item_interest, list(ball.genres), ball.tastes[u], 
 #
 # ## 2 · The planted world
 #
-# The same with sixteen interests in sixteen dimensions, large enough to measure. It is written as a raw log, with
-# dislikes and repeats, and goes through the same pipeline as real data. Here are eight users and their $\pi_u$:
+# A world of the same kind, large enough to measure. It is written as a raw log, with dislikes and repeats, and goes
+# through the same pipeline as real data. Here are eight users and their $\pi_u$:
 
 # %%
 truth = dataset.truth
 effective = np.exp(-(truth.pi * np.log(truth.pi + 1e-12)).sum(1))  # exp of the entropy: the number of interests
 plots.proportions(truth.pi[:8], list(truth.genres), f"A user has {effective.mean():.1f} interests on average")
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** No two users are alike, and nearly no user has a single colour. On average a user has 5 to 7
 # effective interests: the exponential of the entropy of $\pi_u$.
-#
+
+# %% [markdown]
 # Over time a user stays with one interest for a short session and then moves on. The last twenty items are held out.
 # → [`03_data`](03_data.ipynb)
 
@@ -172,11 +173,14 @@ per_user = pd.DataFrame({name: recall(score) for name, score in scores.items()})
 perfect = per_user.mean().to_dict()
 plots.bars(perfect, "Heads need weights: without π_u even perfect heads lose to one vector", f"R@{K} on the test items")
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** One vector finds about 0.15. The maximum over perfect heads is far *worse*: it treats all
 # interests alike, also those that the user hardly has. This is the paper's second shortcoming of hard routing in its
 # clearest form. The same heads weighted by $\pi_u$ find about 0.26. The weights make the difference: with $1/k$ in
-# their place the mixture is as bad as the maximum. Users with many interests gain most:
+# their place the mixture is as bad as the maximum.
+
+# %% [markdown]
+# Users with many interests gain most:
 
 # %%
 group = pd.cut(effective[users], [0, 4, 6, 8, np.inf], labels=["under 4", "4 to 6", "6 to 8", "over 8"])
@@ -186,10 +190,11 @@ assert perfect["(c) mixture, weighted by π_u"] > 1.3 * perfect["(a) one vector"
 assert gain.is_monotonic_increasing
 by_group.assign(gain=gain, users=pd.Series(group).value_counts()).rename_axis("effective interests").round(2)
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** For users with under four interests the mixture finds a quarter more than one vector. For
 # users with over eight it finds several times as much.
-#
+
+# %% [markdown]
 # This does *not* show that heads and weights this good can be *learnt*. It also does not show that a learnt maximum is
 # as bad: it can place its k heads on the interests that the user has.
 #
@@ -232,14 +237,15 @@ shown |= {f"perfect {name}": value for name, value in list(perfect.items())[:3]}
 title = f"The best learnt towers reach {max(learnt.values()) / best:.0%} of the perfect mixture"
 plots.bars(shown, title, f"R@{K} on the test items")
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** Learnt towers are far below the perfect mixture: they have eight heads of eight dimensions
 # for sixteen interests, four hundred users and two epochs. (They also have an advantage: they see which session a user
 # is in, and the truth only knows $\pi_u$. With 2,000 users one learnt vector is better than the perfect one.) The
 # learnt maximum is *not* as bad as the maximum over perfect heads. p-BACH and all-multihead are equal within noise:
 # each is ahead with one of the two seeds. With one training you could report either.
 # → [`05_evaluate`](05_evaluate.ipynb)
-#
+
+# %% [markdown]
 # ## 6 · Which heads are used
 #
 # pos-multihead trains only the head that is closest to the positive: the paper's first shortcoming. The number of heads
@@ -251,13 +257,15 @@ runs["pos-multihead", seed] = trained("pos-multihead", dataset, p)
 histories = {name: runs[name, seed].history for name in ("pos-multihead", "all-multihead", "p-bach")}
 in_use = {name: float(history["effective_heads"].iloc[-1]) for name, history in histories.items()}
 assert in_use["p-bach"] > in_use["pos-multihead"]
-plots.head_usage(histories)
+alone = f"seed {seed}"  # from here on one training of each method
+plots.noted(plots.head_usage(histories), alone)
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** p-BACH uses more heads than both hard methods. The number depends on the seed: over four
 # seeds pos-multihead ended with 1.0 to 4.2 of 8, all-multihead with 2.9 to 5.4, p-BACH with 3.5 to 7.7. A head in use
 # is not yet a useful head: in section 5 one vector was equally good. → [`04_train`](04_train.ipynb)
-#
+
+# %% [markdown]
 # ## 7 · One user
 #
 # What does a head stand for? We take its softmax over the whole catalogue and sum it over the items of each planted
@@ -275,7 +283,8 @@ past = [dataset.sequence(u)[:-10] for u in everyone]  # all but the test items
 brought = retriever.retrieve(past, 12).head_share.argmax(-1)  # (users, 12), the head behind each item
 behind = np.array([len(set(row)) for row in brought])
 u = int(np.argmax(found.overlap * (behind >= 3)))
-weights, title = encoded.log_pi[u].exp().numpy(), f"User {u}: what each head stands for, and the planted π<sub>u</sub>"
+weights = encoded.log_pi[u].exp().numpy()
+title = f"User {u}: what each head stands for, and the planted π<sub>u</sub> ({alone})"
 plots.heads_and_interests(of_heads[u].numpy(), weights, list(truth.genres), truth.pi[u], title)
 
 # %%
@@ -283,14 +292,15 @@ equal = diagnostics.recovery(of_heads, encoded.log_pi * 0 - np.log(k), truth.pi)
 guess = np.minimum(truth.pi.mean(0), truth.pi).sum(1).mean()
 overlap = {"p-BACH": found.overlap.mean(), "its heads, equal weights": equal, "one guess for all users": guess}
 assert overlap["p-BACH"] > equal > guess
-{name: round(float(value), 2) for name, value in overlap.items()}
+{f"{name}, {alone}": round(float(value), 2) for name, value in overlap.items()}
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** Heads stand for one or two of the user's interests, and for some that the user does not have.
 # Several heads stand for the same interest. The model never saw the interests. On average the overlap of $q$ with the
 # planted $\pi_u$ is about 0.6; one guess for all users has 0.4. Most of the gain comes from the heads; the weights add
 # a few hundredths. → [`06_heads_and_pi`](06_heads_and_pi.ipynb)
-#
+
+# %% [markdown]
 # ## 8 · One codebook for all users
 #
 # Heads need not be personal. At the other end of the paper's spectrum all users share one codebook of prototypes, as in
@@ -301,35 +311,39 @@ shared = trained("p-bach-global", dataset, p, k=p.prototypes)
 of_user = diagnostics.encode_users(shared.model, dataset, everyone[[u]])
 topics = diagnostics.interest_of_heads(shared.model, of_user.heads, truth.item_interest)[0].numpy()
 codebook = evaluate(shared, dataset, quiet=True).means[f"R@{K}"]
-title = f"{p.prototypes} prototypes for all users, R@{K} {codebook:.3f}; only the weights are those of user {u}"
+title = (
+    f"{p.prototypes} prototypes for all users, R@{K} {codebook:.3f} ({alone}); only the weights are those of user {u}"
+)
 weights = of_user.log_pi[0].exp().numpy()
 plots.heads_and_interests(topics, weights, list(truth.genres), truth.pi[u], title).update_layout(height=600)
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** Most interests have their own prototype, although the model never saw the interests. $\pi_u$
 # is a profile that you can read. It has this user's first two interests and misses the next two. For serving, the lists
 # of the prototypes are the same for all users; only their weights change. The cost is accuracy: R@50 is below that of
 # personal heads. → [`06_heads_and_pi`](06_heads_and_pi.ipynb)
-#
+
+# %% [markdown]
 # ## 9 · κ without a prior
 #
 # $\ell$ does not depend on $\kappa$. $\kappa$ enters $\mathcal{F}$ only through
 # $\mathrm{KL}(\gamma\,\|\,\gamma^{\mathrm{con}})$, so it moves to the value at which $\gamma$ fits the softmax best.
 
 # %%
-plots.kappa_trajectories(runs["p-bach", seed].history, 1 / tau)
+plots.noted(plots.kappa_trajectories(runs["p-bach", seed].history, 1 / tau), alone)
 
 # %%
 kappa, gap = diagnostics.kappa_bounds(encoded.kappa), diagnostics.held_out(model, dataset, everyone).gap.mean().item()
 assert 0.5 / tau < kappa["min"] and kappa["max"] < 4 / tau and gap < 0.1
 f"κ of all users and heads: {kappa['min']:.0f} to {kappa['max']:.0f}; the bound is {gap:.2f} nats below ℓ on test items"
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** All heads move from $1/\tau$ to about 24 and stay there; single users pass 30 on the way. No
 # prior is needed, as the paper says, and the bound is nearly tight. But all $\kappa$ are nearly the same. They do *not*
 # say how tight an interest is: $\kappa$ is fitted to how sharply the softmax with $1/\tau$ separates the heads. We read
 # it as the sharpness of the routing. → [`06_heads_and_pi`](06_heads_and_pi.ipynb)
-#
+
+# %% [markdown]
 # ## 10 · Serving, and steering by π_u
 #
 # Items are ranked by the density $m(i\mid u)$ (eq. 23), which is not an inner product. The retriever uses bounds to
@@ -355,18 +369,22 @@ plots.slate_slopes(
     slate.items[0], steered.items[0], by_head, dataset.items["title"], f"Head {r} with a third more weight"
 )
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** The boosted head takes places from the others. A small change has a large effect: with twice
-# the weight the head has the whole slate. We picked this user; most slates come from one head:
+# the weight the head has the whole slate.
+
+# %% [markdown]
+# We picked this user. How many users have a slate that comes from one head?
 
 # %%
 f"{(behind == 1).mean():.0%} of the users have a slate of twelve that comes from one head"
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # $\pi_u$ follows the session a user is in, and the head with the most density there fills the slate. So a fitted
 # mixture does not by itself give a diverse slate. → [`07_serving`](07_serving.ipynb); [`explorer`](explorer.ipynb) has
 # sliders for $\pi_u$
-#
+
+# %% [markdown] tags=["lesson"]
 # ## 11 · What was seen of the paper's claims
 #
 # The list compares the paper's claims with our results, here and on MovieLens-1M (2,380 users, k = 8, five epochs;
@@ -399,7 +417,7 @@ f"{(behind == 1).mean():.0%} of the users have a slate of twelve that comes from
 #
 # [LOG.md](../LOG.md) has the numbers behind these statements.
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # ## Exercises
 #
 # 1. Set `interests_per_user = 0.5` in the parameters. What happens to (a) and (b) in section 3, and which check rightly

@@ -78,10 +78,11 @@ dataset = prepared(p, quiet=False)
 # %%
 plots.funnel(dataset.meta["steps"])
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** No bar is longer than the one above it. On the planted world 70–80% of the events stay. On
 # MovieLens-1M 44% stay, and the liked rule removes the most.
-#
+
+# %% [markdown]
 # Every removed row is counted. Each step starts with exactly what the step before left:
 
 # %%
@@ -127,8 +128,8 @@ assert np.isin(raw_ids["kept"], raw_ids["liked"]).all() and liked_by_none["kept"
 dataset.items.head()
 
 # %% [markdown]
-# Popularity has a long tail: a few items have most of the likes. So 2,048 of the 2,560 candidates of a batch are drawn
-# uniformly from the catalogue. Only 512 are items that other users liked.
+# Popularity has a long tail: a few items have most of the likes. So in the paper 2,048 of the 2,560 candidates of a
+# batch are drawn uniformly from the catalogue. Only 512 are items that other users liked.
 
 # %%
 plots.long_tail(dataset.items["n_users"])
@@ -173,7 +174,7 @@ log_order, id_order = shares.values()
 said = f"The next id is larger in {id_order:.1%} of the steps with ties by id, in {log_order:.1%} in log order"
 plots.bars(shares, said, "share of steps with a larger id")
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** 0.50 in log order on the planted world, 0.54 in id order. A model can learn this pattern and
 # then looks better than it is. (MovieLens-1M: 0.53 against 0.63.) If a log has few ties, both orders are the same.
 
@@ -239,11 +240,12 @@ svd = pure_svd(dataset, rank=svd_rank)
 X = dataset.matrix("train")
 plots.spectrum(svd.singular_values, density=X.nnz / np.prod(X.shape))
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** One large value, the popularity that all users share, and then a plateau. On the planted
 # world the values drop after the sixteenth factor, from 24 to 17: there are sixteen interests. MovieLens-1M has no such
 # drop.
-#
+
+# %% [markdown]
 # Two checks that need no other library: the columns are orthonormal, and each is an eigenvector of $X^\top X$.
 
 # %%
@@ -292,13 +294,15 @@ before, after = leak["PureSVD on training prefixes"], leak["PureSVD on everythin
 said = f"A table that has seen the test items finds {after:.1%} of them instead of {before:.1%}"
 plots.bars(leak, said, "R@50 on the test items")
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** On the planted world PureSVD finds three to four times as much as MostPop. The table that saw
 # everything finds three times as much again: with 64 factors for 417 users it memorises a good part of the matrix. On
-# MovieLens-1M, with more users, the increase is a third (0.175 → 0.233). This increase is leakage and not skill. So our
-# default is the training prefixes only. The switch `svd_on` stays, to reproduce the paper's text.
+# MovieLens-1M, with more users, the increase is a third (0.175 → 0.233). This increase is leakage and not skill.
 
 # %% [markdown]
+# So our default is the training prefixes only. The switch `svd_on` stays, to reproduce the paper's text.
+
+# %% [markdown] tags=["lesson"]
 # ## Exercises
 #
 # 1. Set `min_items = 40`. How many more users are there, and how many more windows? Which grows more, and why?

@@ -21,10 +21,8 @@
 #
 # **You need** `02_elbo` for the terms and `00_tour` for the planted world. **CPU minutes:** one.
 #
-# The planted world has 16 interests, and the embeddings here have only 8 dimensions. So one vector has no room for all
-# interests of a user. Everything is small; results over three seeds on a larger world are in [LOG.md](../LOG.md). The
-# same cells run on real logs (`papermill … -p source movielens-1m`). The *What you should see* texts describe the
-# default parameters.
+# The same cells run on real logs (`papermill … -p source movielens-1m`). The *What you should see* texts describe the
+# default parameters; `bach run` leaves them out where the parameters are others.
 
 # %% tags=["parameters"]
 source = "planted"
@@ -63,6 +61,10 @@ from bachlib.train import Run, fit, loop
 p = settings(globals())
 dataset = prepared(p)
 dataset
+
+# %% [markdown] tags=["lesson"]
+# The planted world has 16 interests, and the embeddings here have only 8 dimensions. So one vector has no room for all
+# interests of a user. Everything is small; results over three seeds on a larger world are in [LOG.md](../LOG.md).
 
 # %% [markdown]
 # ## 1 · The table of methods
@@ -106,8 +108,8 @@ heads, log_pi, kappa = model.encode(history)
 tuple(heads.shape), log_pi.exp().sum(-1).tolist(), kappa.unique().tolist(), tuple(model.score(history).shape)
 
 # %% [markdown]
-# **What you should see.** The weights sum to one. $\kappa = 1/\tau \approx 14.3$ for every head, because the last layer
-# of the $\kappa$-net starts at zero.
+# **What you should see.** The weights sum to one. $\kappa = 1/\tau$ for every head, because the last layer of the
+# $\kappa$-net starts at zero.
 #
 # ## 2 · Train four methods
 #
@@ -126,8 +128,8 @@ assert torch.isclose(fast, slow, rtol=1e-5)
 
 # %% [markdown]
 # One step of Algorithm 1: draw the negatives, compute the loss and its gradient, take an Adam step. (The lines about
-# `team` share the work between several processes.) Validation AUPRC is computed every fifth epoch (here: every epoch),
-# and the weights with the best value are kept. If another notebook has done the same training, its result is loaded.
+# `team` share the work between several processes.) Validation AUPRC is computed every `valid_every` epochs, and the
+# weights with the best value are kept. If another notebook has done the same training, its result is loaded.
 
 # %%
 source_of(loop, start="def step(self", stop="self.optimizer.step()")
@@ -146,32 +148,35 @@ histories["p-bach"].iloc[[0, -1]][shown].round(3)
 # %%
 terms = histories["p-bach"][["reconstruction", "prior", "entropy"]].sum(axis=1)
 assert np.allclose(-histories["p-bach"]["loss"], terms)
-plots.elbo_terms(histories["p-bach"])
+alone = f"seed {seed}"  # one training of each method; the table of section 9 has all seeds
+plots.noted(plots.elbo_terms(histories["p-bach"]), alone)
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** Reconstruction makes up three fifths of the rise. The prior is the cost of predicting the
 # head before the item is known. The entropy gives some of this back where several heads explain an item; it is at most
 # $\log k$.
-#
+
+# %% [markdown]
 # ## 4 · Concentrations without a prior
 #
 # $\kappa_r$ enters the ELBO only through $\mathrm{KL}(\gamma\,\|\,\gamma^{con})$. So it moves to the sharpness of the
 # contrastive posterior. It needs no prior and no clipping.
 
 # %%
-plots.kappa_trajectories(histories["p-bach"], 1 / tau)
+plots.noted(plots.kappa_trajectories(histories["p-bach"], 1 / tau), alone)
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** All heads start at $1/\tau$ and end close together, near 24. On the way single users reach
 # 31. (The paper reports maxima of 20 to 30 for p-BACH at d = 64. Here d = 8, so the two ranges cannot be compared.)
-#
+
+# %% [markdown]
 # ## 5 · Which heads are used
 #
 # For BACH the share of a head is its mean $\gamma$. For the hard methods it is how often the head is the argmax at the
 # positive.
 
 # %%
-plots.head_usage(histories)
+plots.noted(plots.head_usage(histories), alone)
 
 # %% [markdown]
 # The figure shows the first training of each method. Below the same as an animation, with a second training of
@@ -179,38 +184,42 @@ plots.head_usage(histories)
 
 # %%
 hard = {f"pos, seed {s}": run.history for (name, s), run in runs.items() if name == "pos-multihead" and s < seed + 2}
-plots.collapse_race({"p-bach": histories["p-bach"]} | hard)
+plots.collapse_race({f"p-bach, {alone}": histories["p-bach"]} | hard)
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** In pos-multihead the leading head is trained more, so it gets further ahead. In the first
 # training one head has nearly four fifths of the positives at step 40. Later it loses its place to others, and four
 # heads remain. In the second training one head has everything from step 30 on, and the others never come back. BACH
 # never uses fewer than five of its eight heads, and uses about seven at the end. all-multihead is in between: there a
 # head is also trained when it is the closest head to some negative.
-#
+
+# %% [markdown]
 # ## 6 · Which heads get the gradient
 #
 # The figure shows the share of $\|\partial\mathcal{L}/\partial\mathbf{u}^{(r)}\|$ that reaches head $r$, summed over
 # the batch.
 
 # %%
-plots.gradient_heads(histories)
+plots.noted(plots.gradient_heads(histories), alone)
+
+# %% [markdown] tags=["lesson"]
+# **What you should see.** For pos-multihead usage and gradient are the same: a head that is closest to no positive is
+# not trained. Soft routing brings the gradient back to most heads. all-multihead keeps it on four or five.
 
 # %% [markdown]
-# **What you should see.** For pos-multihead usage and gradient are the same: a head that is closest to no positive is
-# not trained. Soft routing brings the gradient back to most heads. all-multihead keeps it on four or five. The gradient
-# alone does not make heads *different*. Their mean cosine shows this:
+# The gradient alone does not make heads *different*. Their mean cosine shows this:
 
 # %%
 users = sample_users(dataset, min(p.max_eval, 2_000), seed)
 encoded = {name: diagnostics.encode_users(run.model, dataset, users) for name, run in first.items()}
-{name: round(float(diagnostics.head_cosine(e.heads).mean()), 3) for name, e in encoded.items()}
+{f"{name}, {alone}": round(float(diagnostics.head_cosine(e.heads).mean()), 3) for name, e in encoded.items()}
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # BACH's heads are *not* far apart. In so few dimensions they share what is common to the user's interests. And a
 # difference of $\tau$ between two cosines is already a factor $e$ in the softmax. The lower cosine of pos-multihead is
 # not an advantage: three of its heads are hardly ever trained.
-#
+
+# %% [markdown]
 # ## 7 · What the heads stand for
 #
 # We take a head's softmax over the *whole catalogue* and sum it over the items of each planted interest $j$,
@@ -239,10 +248,13 @@ def heads_of_one(name: str, title: str):
 
 heads_of_one("p-bach", f"What p-BACH's heads stand for, for user {users[u]}")
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** The heads with large weights stand for the user's first two interests. Most other heads are
-# spread over many interests, or stand for interests the user hardly has. (Among users with several interests we picked
-# the one whose interests are covered best. The table in section 9 has the mean over all users.)
+# spread over many interests, or stand for interests the user hardly has.
+
+# %% [markdown]
+# (Among users with several interests we picked the one whose interests are covered best. The table in section 9 has the
+# mean over all users.)
 #
 # The same user in the codebook, where all users share the heads:
 
@@ -256,7 +268,7 @@ heads_of_one("p-bach-global", "The codebook's prototypes are the same for all us
 # weight their heads equally. The overlap $\sum_j \min(q_j, \pi_j)$ is 1 if $q$ and $\pi_u$ agree.
 
 # %%
-plots.pi_recovered({name: found[name].weights for name in names[:3]}, wanted, known)
+plots.noted(plots.pi_recovered({name: found[name].weights for name in names[:3]}, wanted, known), alone)
 
 # %%
 mean_user = np.minimum(wanted.mean(0), wanted).sum(1).mean()
@@ -264,11 +276,12 @@ history = np.stack([member[h[h >= 0]].sum(0) for h in dataset.history(users, "te
 counted = np.minimum(history / np.maximum(history.sum(1, keepdims=True), 1e-12), wanted).sum(1).mean()
 f"one guess for all users: {mean_user:.3f}; counting the topics of the history: {counted:.3f}"
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** BACH's shares follow the line; the overlap is 0.60. With equal weights the shares stay low.
 # One guess for all users reaches 0.41. Counting the genres in the history is better, 0.71, but it uses the genres,
 # which the models never see.
-#
+
+# %% [markdown]
 # ## 9 · All results in one table
 #
 # Accuracy on the test items over the full catalogue, with every earlier item excluded. Each cell is the mean over the
@@ -298,14 +311,15 @@ table = table.groupby("method", sort=False)
 means = table.mean()
 table.agg(lambda values: f"{values.mean():.3f} ({values.min():.3f}–{values.max():.3f})").T
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see, and what not.** In both trainings BACH uses more heads than the hard methods and comes closest
 # to $\pi_u$. On average it also covers the user's interests best. But the training of pos-multihead that kept four
 # heads covers more. In accuracy BACH and all-multihead have the same mean, and the two trainings of all-multihead (R@50
 # 0.10 and 0.12) are far apart. Over three seeds on 2,000 users (`params/teaching.yaml`, results in [LOG.md](../LOG.md))
 # both have the same recall, too. A codebook of 8 prototypes cannot hold 16 interests: its heads are the most distinct,
 # and its accuracy is the lowest.
-#
+
+# %% [markdown]
 # ## 10 · Use your own encoder
 #
 # The paper calls BACH encoder-agnostic. An encoder is any module that takes the tokens of the history and the history
@@ -379,7 +393,8 @@ assert all(torch.equal(weights, whole[name]) for name, weights in resumed.items(
 # %% [markdown]
 # To train on several processes: `torchrun --nproc-per-node 2 -m bachlib.cli train p-bach --data outputs/data/…`. Each
 # process takes a part of the rows. Gradients are averaged, and the candidate set is still that of the whole batch.
-#
+
+# %% [markdown] tags=["lesson"]
 # ## Exercises
 #
 # 1. Start the CLS tokens from `cls_scale = 0.02`. What happens to the head cosine, and to the distinct interests?

@@ -23,7 +23,7 @@
 # because the trainings are shared.
 #
 # The same cells run on real logs (`papermill … -p source movielens-1m`). The *What you should see* texts describe the
-# default parameters.
+# default parameters; `bach run` leaves them out where the parameters are others.
 
 # %% tags=["parameters"]
 source = "planted"
@@ -114,10 +114,13 @@ by_hand
 made = table(list(found.values()), baseline="all-multihead")
 made
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** The ± of a mean is large, because users differ. It is largest for all-multihead, because its
-# two trainings differ. A comparison *user by user* removes part of the differences between users. Below are the gains
-# over all-multihead with their own intervals, and then the gain of each seed alone:
+# two trainings differ.
+
+# %% [markdown]
+# A comparison *user by user* removes part of the differences between users. Below are the gains over all-multihead with
+# their own intervals, and then the gain of each seed alone:
 
 # %%
 made.gains
@@ -130,13 +133,16 @@ for s in range(seed, seed + seeds):
     gains[f"seed {s}, not paired"] = paired_bootstrap(a, np.random.default_rng(s).permutation(b)).gain
 {how: f"{gain.value:+.0%} [{gain.low:+.0%}, {gain.high:+.0%}]" for how, gain in gains.items()}
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** Without pairing the interval is at least half as wide again. And the interval of one seed
 # does not include variation between trainings. The first seed says with confidence that p-BACH gains a fifth of
 # all-multihead's AUPRC. The second says, nearly with confidence, that it loses a tenth. Two or three seeds give a rough
 # estimate of how much trainings vary. At this scale (a few hundred users, two epochs, two seeds) we cannot say which of
 # the two is better: every interval over users *and* seeds contains zero. On MovieLens-1M with three seeds we can; that
-# table is in the [README](../README.md). A table also rejects results that cannot be compared:
+# table is in the [README](../README.md).
+
+# %% [markdown]
+# A table also rejects results that cannot be compared:
 
 # %%
 try:
@@ -149,16 +155,19 @@ except Exception as error:
 
 # %%
 theirs = found["all-multihead", seed]
-plots.wins_and_losses(ours.per_user["AUPRC"] - theirs.per_user["AUPRC"], "p-bach", "all-multihead", "AUPRC")
+alone = f"seed {seed}"  # one training of each method; the tables above have all seeds
+wins = plots.wins_and_losses(ours.per_user["AUPRC"] - theirs.per_user["AUPRC"], "p-bach", "all-multihead", "AUPRC")
+plots.noted(wins, alone)
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** Not every user gains. In the first pair of trainings, where p-BACH is ahead, 55% of the users
 # gain and 45% lose, many of them more than the mean.
-#
+
+# %% [markdown]
 # ## 4 · Where in the ranking?
 
 # %%
-plots.recall_curves({name: found[name, seed].ranks for name in names})
+plots.noted(plots.recall_curves({name: found[name, seed].ranks for name in names}), alone)
 
 # %%
 edges = [*(low for low in (1, 11, 21, 51, 101, 201, 501) if low < dataset.n_items), dataset.n_items + 1]
@@ -169,13 +178,17 @@ for low, high in pairwise(edges):
         for method in ("p-bach", "all-multihead")
     )
     rows.append([f"{low}–{high - 1}" if high <= dataset.n_items else f"{low}+", *paired_bootstrap(a, b).difference])
-plots.gain_by_depth(pd.DataFrame(rows, columns=["band", "value", "low", "high"]), "p-bach", "all-multihead")
+bands = pd.DataFrame(rows, columns=["band", "value", "low", "high"])
+plots.noted(plots.gain_by_depth(bands, "p-bach", "all-multihead"), f"mean over {seeds} seeds")
 
 # %% [markdown]
 # **What you should see.** The bars add up to zero: an item gained in one band is missing in another. The paper says
-# that the gains are at the top. Here, over both seeds, all intervals but one of seven contain zero, and this one is not
-# at the top.
-#
+# that the gains are at the top.
+
+# %% [markdown] tags=["lesson"]
+# Here, over both seeds, all intervals but one of seven contain zero, and this one is not at the top.
+
+# %% [markdown]
 # ## 5 · What the slates are like
 #
 # A slate is the list of the first 100 items. The columns are: hit rate; novelty (bits); popularity bias (0: as popular
@@ -184,7 +197,7 @@ plots.gain_by_depth(pd.DataFrame(rows, columns=["band", "value", "low", "high"])
 
 # %%
 shown = ["HR@100", "novelty@100", "popularity bias@100", "diversity@100", "interests@100", "coverage@100"]
-pd.DataFrame({name: found[name, seed].means for name in names}).T.reindex(columns=shown).round(3)
+pd.DataFrame({name: found[name, seed].means for name in names}).T.reindex(columns=shown).round(3).rename_axis(alone)
 
 # %% [markdown]
 # ## 6 · What the heads do on held-out items
@@ -196,21 +209,30 @@ pd.DataFrame({name: found[name, seed].means for name in names}).T.reindex(column
 # %%
 users = np.array(ours.per_user.index)
 looked = ["pos-multihead", "all-multihead", "p-bach"]
-pd.DataFrame({name: diagnostics.summary(runs[name, seed].model, dataset, users) for name in looked}).T.round(3)
+pd.DataFrame({name: diagnostics.summary(runs[name, seed].model, dataset, users) for name in looked}).T.round(
+    3
+).rename_axis(alone)
+
+# %% [markdown] tags=["lesson"]
+# **What you should see.** A gap of two hundredths of a nat: also on items that were not in training, the cheap
+# posterior is nearly the tight one. $\kappa$ stays bounded.
 
 # %% [markdown]
-# **What you should see.** A gap of two hundredths of a nat: also on items that were not in training, the cheap
-# posterior is nearly the tight one. $\kappa$ stays bounded. The paper's range for the largest $\kappa$ at d = 64 is:
+# The paper's range for the largest $\kappa$ at d = 64 is:
 
 # %%
 collapse = diagnostics.collapse(runs["p-bach", seed].history).iloc[-1]
-paper.kappa_range("p-bach"), f"collapse index in the last epoch {collapse['collapse']:.2f} (0: all heads used alike)"
+(
+    paper.kappa_range("p-bach"),
+    f"{alone}: collapse index in the last epoch {collapse['collapse']:.2f} (0: all heads alike)",
+)
 
 # %% [markdown]
 # ## 7 · Is $\pi_u$ calibrated?
 #
-# If $\pi_u$ is right, head $r$ explains a share $\pi_u^{(r)}$ of what the user does next. This is the fixed point of
-# the M-step (eq. 22), here on held-out items. The responsibilities contain $\pi_u$ themselves, so we also check from
+# If $\pi_u$ is right, head $r$ explains a share $\pi_u^{(r)}$ of what the user does next: for given responsibilities,
+# the prior term of the ELBO (eq. 21) is largest where $\pi_u$ is their mean. We look at held-out items. The
+# responsibilities contain $\pi_u$ themselves, so we also check from
 # outside: the shares of genres that a user's heads predict, $q_j = \sum_r \pi_u^{(r)} p_r(j\mid u)$, against the genres
 # of the next ten items. (If a log has no genres, or thousands, clusters of items that the same people like take their
 # place.)
@@ -226,14 +248,16 @@ looks = {"heads (γ)": diagnostics.pi_calibration(of)}
 looks["topics of next items"] = diagnostics.calibration(promised, member[dataset.targets(users, "test")].mean(1))
 if source == "planted":
     looks["planted π"] = diagnostics.calibration(promised, meaning.topics_of_users(dataset, topics)[users])
-plots.calibration_curves(
-    {name: look.bins for name, look in looks.items()}, {n: c.ece for n, c in looks.items()}, "share"
-)
+bins, ece = {name: look.bins for name, look in looks.items()}, {name: look.ece for name, look in looks.items()}
+plots.noted(plots.calibration_curves(bins, ece, "share"), alone)
+
+# %% [markdown] tags=["lesson"]
+# **What you should see.** All curves are near the diagonal where there are many counts (large dots). So $\pi_u$ is
+# calibrated, also by the genres alone. There are too few predictions above a half to judge them.
 
 # %% [markdown]
-# **What you should see.** All curves are near the diagonal where there are many counts (large dots). So $\pi_u$ is
-# calibrated, also by the genres alone. There are too few predictions above a half to judge them. (Equal shares would be
-# calibrated, too, and have no information. That $\pi_u$ differs between users is shown in `04_train`.)
+# (Equal shares would be calibrated, too, and have no information. That $\pi_u$ differs between users is shown in
+# `04_train`.)
 #
 # ## 8 · The traps
 #
@@ -258,25 +282,30 @@ for name in ["mostpop", "all-multihead", "p-bach"]:
     }
     rows += [{"method": name, "trap": trap, "right": a, "wrong": b} for trap, (a, b) in lies.items()]
 changes = pd.DataFrame(rows)
-plots.trap_changes(changes)
+plots.noted(plots.trap_changes(changes), alone)
+
+# %% [markdown] tags=["lesson"]
+# **What you should see.** Sampled negatives multiply R@10 by fifteen and more. An ideal of hits more than doubles NDCG.
+# A set destroys the order of the list. Items that are not excluded take places from others.
 
 # %% [markdown]
-# **What you should see.** Sampled negatives multiply R@10 by fifteen and more. An ideal of hits more than doubles NDCG.
-# A set destroys the order of the list. Items that are not excluded take places from others. The traps also change the
-# difference between two methods. The table shows p-BACH's gain over all-multihead in the first pair of trainings:
+# The traps also change the difference between two methods. The table shows p-BACH's gain over all-multihead in the
+# first pair of trainings, those with the first seed:
 
 # %%
 pivot = changes.pivot(index="trap", columns="method", values="wrong")
 pivot.loc["the right R@10"] = {name: found[name, seed].means["R@10"] for name in pivot}
 pivot.loc["the right NDCG@100"] = {name: found[name, seed].means["NDCG@100"] for name in pivot}
-pivot.assign(gain=pivot["p-bach"] / pivot["all-multihead"] - 1).round(3)
+pivot.assign(gain=pivot["p-bach"] / pivot["all-multihead"] - 1).round(3).rename_axis(alone)
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # In NDCG the gain is 20%; with an ideal of hits it is 12%. In R@10 it is 13%; with sampled negatives it is 8%, and if
 # nothing is excluded it disappears.
-#
-# - **Picked on the test items**: the epoch with the best *test* number instead of the best validation number. We train
-#   one epoch at a time (a run resumes exactly where it stopped) and measure both after each:
+
+# %% [markdown]
+# - **Picked on the test items**: the epoch with the best *test* number instead of the best validation number. We
+#   train `standard`, with a third of the learning rate, one epoch at a time (a run resumes exactly where it stopped),
+#   and measure both after each:
 
 # %%
 looks, folder = {"valid": [], "test": []}, output_dir("runs", f"peeking-{run_name(p, dataset)}")
@@ -287,7 +316,8 @@ for epoch in range(1, 7):
     for split, values in looks.items():
         values.append(evaluate(last, dataset, split, **few).per_user["AUPRC"].to_numpy())
 looks = {split: np.stack(values) for split, values in looks.items()}  # (epochs, users)
-pd.DataFrame({split: values.mean(1) for split, values in looks.items()}, pd.Index(range(1, 7), name="epoch")).round(4).T
+epochs_of = pd.Index(range(1, 7), name=f"AUPRC, {alone}, after epoch")
+pd.DataFrame({split: values.mean(1) for split, values in looks.items()}, epochs_of).round(4).T
 
 # %% [markdown]
 # The best of six test numbers is never below the one that validation chose. How far above depends on the noise of a
@@ -313,15 +343,17 @@ tied = prepared(p.model_copy(update={"ties": "item"}))
 at = np.flatnonzero(np.asarray(tied.sequences) != np.asarray(dataset.sequences))
 sorted_ties = evaluate(trained("p-bach", tied, p), tied, **few)
 change = sorted_ties.means["NDCG@100"] / ours.means["NDCG@100"] - 1
-f"{len(at) / len(tied.sequences):.1%} of the places hold a different item; NDCG@100 of p-bach changes by {change:+.1%}"
+moved = f"{len(at) / len(tied.sequences):.1%} of the places hold a different item"
+f"{moved}; NDCG@100 of p-bach changes by {change:+.1%} ({alone})"
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** Choosing on the test items helps most where the test set is small. Sorting ties moves a fifth
 # of the items and changes nothing here beyond noise. It is said to be worth 20% NDCG on MovieLens-1M, where 42% of the
 # likes tie with the one before. By this protocol it is not (0.2474 against 0.2471, p-BACH, five epochs): the ten
 # held-out items are a *set*, and their order does not count. A protocol that asks for the single next item would be
 # affected.
-#
+
+# %% [markdown]
 # ## 9 · The paper beside our results
 #
 # The paper's numbers are stored as data (`bachlib/evaluate/paper_tables.yaml`). Absolute values of different data sets
@@ -330,21 +362,25 @@ f"{len(at) / len(tied.sequences):.1%} of the places hold a different item; NDCG@
 
 # %%
 mine = made.numbers.loc[made.numbers["method"] == "p-bach", ["metric", "gain", "gain_low", "gain_high"]]
-mine = mine.set_axis(["metric", "gain", "low", "high"], axis=1).assign(source=f"ours, {source}")
+mine = mine.set_axis(["metric", "gain", "low", "high"], axis=1).assign(source=f"ours, {source}, {seeds} seeds")
 printed = pd.concat(
-    [paper.gains(name).rename("gain").reset_index().assign(source=f"paper, {name}")
+    [paper.gains(name).reset_index().assign(source=f"paper, {name}")
      for name in ("movielens-20m", "taobao", "netflix")]
 )  # fmt: skip
 plots.paper_and_ours(pd.concat([mine, printed]), "all-multihead")
 
 # %%
-both = paper.beside(made.numbers, source if source in ("taobao", "netflix") else "movielens-20m")
+theirs = source if source in ("taobao", "netflix") else "movielens-20m"
+both = paper.beside(made.numbers, theirs)
 both = both.pivot(index="method", columns="metric", values=["paper", "ours", "difference"]).swaplevel(axis=1)
-both[paper.MAIN].round(3)
+told = {"paper": f"paper, {theirs}, best over k", "ours": f"ours, {source}, k = {k}, {seeds} seeds"}
+both[paper.MAIN].round(3).rename(columns=told)
 
 # %% [markdown]
-# **What you should see.** The paper's gains of 0 to 10% as diamonds, ours with intervals. (The paper's gains come from
-# rounded numbers: a gain of 0.002 on 0.067 may be anything from 1.5 to 4.5%.)
+# **What you should see.** The paper's gains as diamonds, ours as dots with intervals. The bars of the paper are not
+# intervals. They are the bounds that its rounded numbers allow: 0.069 against 0.067 is a gain of 1.5 to 4.5%. Where the
+# paper prints a gain (AUPRC on MovieLens-20M, 3.6%), we show the printed one. Its rows are the best over $k$; ours have
+# the $k$ of the parameters.
 #
 # ## 10 · Cold users
 #
@@ -356,9 +392,9 @@ strict = dataset.strict(share=0.2, seed=seed)
 cold, warm = evaluate(trained("standard", strict, p), strict, **few), found["standard", seed]
 both = cold.per_user.index.intersection(warm.per_user.index)
 cold, warm = (e.per_user.loc[both, "R@50"].mean() for e in (cold, warm))
-f"{len(both)} users: R@50 {cold:.3f} if cold, {warm:.3f} if they are in training"
+f"{len(both)} users: R@50 {cold:.3f} if cold, {warm:.3f} if they are in training (standard, {alone})"
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # ## Exercises
 #
 # 1. Why does `paired_bootstrap` draw the same users for both methods, but draw the seeds of each method separately?

@@ -22,7 +22,7 @@
 #
 # **You need** `04_train` for where the heads come from. **CPU minutes:** one. Heads are numbered from 0, as in serving.
 # The *What you should see* texts describe the planted world with the default parameters; another log has other names
-# and numbers.
+# and numbers, and `bach run` leaves them out there.
 
 # %% tags=["parameters"]
 source = "planted"
@@ -76,7 +76,8 @@ dataset, {name: tuple(e.heads.shape) for name, e in encoded.items()}
 # %% [markdown]
 # We use two models, and a small third one for a triangle plot. If another notebook has trained them, they are loaded.
 # *Personal* is p-BACH: every user has their own heads. *Codebook* is p-bach-global: all users share the heads, called
-# prototypes, and differ only in $\pi_u$. We use at most 1,000 users.
+# prototypes, and differ only in $\pi_u$. Each is *one* training, with the seed of the parameters. We use at most 1,000
+# users.
 #
 # ## 1 · A name for each head
 #
@@ -99,11 +100,12 @@ names["codebook"]
 # %%
 plots.head_lift(meaning.lift(share["codebook"], topics.likes), names["codebook"], topics.names)
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** Most prototypes have one warm cell: six to thirteen times as much of one genre as people like
 # on average. The model never saw the genres. Jazz, Noir and Sports share a prototype, and one prototype is *mixed*: a
 # little of everything.
-#
+
+# %% [markdown]
 # The heads of the personal model are different. Slot $r$ is a token that reads *one user's* history, so it may stand
 # for something else in every user. For each slot we compare two numbers: the largest lift of the average over users,
 # and the average of each user's largest lift. The first is never above the second. The further it is below, the more
@@ -152,10 +154,12 @@ title = f"{prototypes} prototypes stand for {len(set(share['codebook'].argmax(1)
 words = regions(xy, kind[popular], topics.names)
 plots.map_of_items(xy, best_head, told[popular], head_xy, names["codebook"], weight, closest, words, title=title)
 
+# %% [markdown] tags=["lesson"]
+# **What you should see.** Islands of one genre, with a star in most of them.
+
 # %% [markdown]
-# **What you should see.** Islands of one genre, with a star in most of them. Hover over a dot for its title. How much
-# of this structure is really in the embedding? We count how many of an item's ten nearest items have its topic: in the
-# model's own dimensions, on the map, and by chance:
+# Hover over a dot for its title. How much of this structure is really in the embedding? We count how many of an item's
+# ten nearest items have its topic: in the model's own dimensions, on the map, and by chance:
 
 
 # %%
@@ -190,11 +194,12 @@ words, rings = regions(place, kind[shown], topics.names), np.searchsorted(shown,
 title = f"User {user}: the slate of 40 comes from {sum(len(b) > 0 for b in brings)} of {k} heads"
 plots.map_of_items(place, mine_is, told[shown], own_place, own_names, pi["personal"][me], brings, words, rings, title)
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** Most stars are on islands that have rings. The others are anywhere; they have hardly any
 # weight. The largest star need not be where most rings are. User 7 has watched mostly Romance, but Horror last, and
 # $\pi_u$ follows the last items (section 4 shows them in order).
-#
+
+# %% [markdown]
 # ## 3 · π_u as a profile
 #
 # Four users, from the most focused to the broadest. The order is by the number of heads over which $\pi_u$ spreads,
@@ -207,8 +212,10 @@ said = f"From {spread.min():.1f} to {spread.max():.1f} effective heads: π<sub>u
 plots.proportions(pi["codebook"][chosen], names["codebook"], said, users[chosen].tolist())
 
 # %% [markdown]
-# With three heads a profile is a point in a triangle. (Here one of the three has almost no weight, so all users are on
-# one side.)
+# With three heads a profile is a point in a triangle.
+
+# %% [markdown] tags=["lesson"]
+# (Here one of the three has almost no weight, so all users are on one side.)
 
 # %%
 plots.pi_ternary(pi["triangle"], names["triangle"], [f"user {u}" for u in users])
@@ -224,7 +231,7 @@ plots.pi_admixture(pi["codebook"], found, names["codebook"])
 # %% [markdown]
 # **What you should see.** Each cluster shares one main colour, and its users differ in the rest. Are these clusters
 # real? Two users of one cluster should also agree in something that the model never saw: the planted $\pi$, or on a
-# real log the topics of their items. They do, a little more than other users:
+# real log the topics of their items:
 
 # %%
 truth = meaning.topics_of_users(dataset, topics)[users]
@@ -247,7 +254,7 @@ assert np.allclose(one.gamma.sum(-1), 1, atol=1e-5)
 assert np.allclose(one.gamma[:, -10:], diagnostics.held_out(models["personal"], dataset, [user]).gamma, atol=1e-5)
 plots.history_strip(one.gamma[0], titles[sequence], own_names, held_out=10)
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** Runs of one colour: people stay with an interest for a while. Of user 7's 50 items 32 are
 # Romance and the last three are Horror; the slate below is all Horror. The user's next items were two more of Horror
 # and four of Heist, of which the history has one. So $\pi_u$ is right on average (section 5) and may be wrong for ten
@@ -261,8 +268,9 @@ plots.slate_by_head(share_of, relative, titles[slate.items[0, :15]], own_names)
 # %% [markdown]
 # ## 5 · Can we trust π_u?
 #
-# If $\pi_u$ is right, head $r$ explains a share $\pi_u^{(r)}$ of what the user likes next (the fixed point of the
-# M-step, eq. 22). The figure groups the predicted shares into bins and shows the observed share on held-out items:
+# If $\pi_u$ is right, head $r$ explains a share $\pi_u^{(r)}$ of what the user likes next: for given
+# responsibilities, the prior term of the ELBO (eq. 21) is largest where $\pi_u$ is their mean. The figure groups the
+# predicted shares into bins and shows the observed share on held-out items:
 
 # %%
 held = {name: diagnostics.held_out(models[name], dataset, users) for name in ("personal", "codebook")}
@@ -271,10 +279,10 @@ ece = {name: made.ece for name, made in checked.items()}
 plots.calibration_curves({name: made.bins for name, made in checked.items()}, ece, "π<sub>u</sub>")
 
 # %% [markdown]
-# **What you should see.** Dots near the diagonal. But this test is weak: $\gamma \propto \pi_u\sigma$ follows any
-# $\pi_u$, so an even $\pi$ without information would look perfect. We use two controls. The first is another user's
-# $\pi_u$, which is as confident but wrong. The second is the likelihood of the held-out items (eq. 14), compared with
-# one $\pi$ for all users.
+# **What you should see.** Dots near the diagonal if $\pi_u$ is calibrated. But this test is weak: $\gamma \propto
+# \pi_u\sigma$ follows any $\pi_u$, so an even $\pi$ without information would look perfect. We use two controls. The
+# first is another user's $\pi_u$, which is as confident but wrong. The second is the likelihood of the held-out items
+# (eq. 14), compared with one $\pi$ for all users.
 
 # %%
 rng = np.random.default_rng(seed)
@@ -291,11 +299,12 @@ controls = pd.DataFrame(
 )
 controls.round(3)
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** With another user's $\pi$ the error is three to six times as large. The user's own $\pi_u$ is
 # worth a third of a nat per held-out item in the codebook, where only $\pi_u$ is personal, and a tenth of a nat with
 # personal heads.
-#
+
+# %% [markdown]
 # ## 6 · κ and how tight a head's items are
 #
 # The paper's intuition is that $\kappa_r$ says how tightly an interest's items lie around the head. Each dot is a user
@@ -309,13 +318,14 @@ who, head = np.nonzero(~np.isnan(tight))
 correlation = float(spearmanr(kappa[who, head], tight[who, head]).statistic)
 plots.kappa_and_tightness(kappa[who, head], tight[who, head], head, [f"slot {r}" for r in range(k)], correlation)
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** A narrow band of $\kappa$, 22 to 25, and the tightest heads have the *smallest* $\kappa$.
 # This world cannot settle the question: all its interests are equally tight by construction. On MovieLens-1M the rank
 # correlation was $-0.24$ (`LOG.md`), and $+0.49$ in a short training with four heads: not even the sign is the same.
-# The derivation agrees. $\kappa$ enters the ELBO only through $\mathrm{KL}(\gamma\,\|\,\gamma^{\mathrm{con}})$, so it
-# is fitted to how sharply the *softmax* with $1/\tau$ separates the heads. Read $\kappa_r$ as the sharpness of the
-# routing.
+
+# %% [markdown]
+# $\kappa$ enters the ELBO only through $\mathrm{KL}(\gamma\,\|\,\gamma^{\mathrm{con}})$, so it is fitted to how sharply
+# the *softmax* with $1/\tau$ separates the heads. Read $\kappa_r$ as the sharpness of the routing.
 #
 # ## 7 · Recovered and planted interests
 #
@@ -348,12 +358,13 @@ if source != "planted":
     figure.update_layout(title_text=f"Overlap with the topics of a user's items: {told}")
 figure
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** Nine of the sixteen planted interests have a head that explains the larger part of their
 # items. Sixteen prototypes cover more interests than eight personal heads (0.57 against 0.44). But personal heads know
 # better *how much* of an interest a user wants: the overlap with the planted $\pi_u$ is 0.60 against 0.53. Three heads
 # are too few for sixteen interests by both measures.
-#
+
+# %% [markdown]
 # ## 8 · Steer π_u
 #
 # What does a slate become when $\pi_u$ changes? Below is the slate of one user of the personal model. In the page that
@@ -362,7 +373,7 @@ figure
 # %%
 sliders(runs["personal"], dataset, users=3)
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # ## Exercises
 #
 # 1. Train with `prototypes = 8` instead of 16. How many interests are covered now? With which model do you have to

@@ -21,7 +21,7 @@
 # best $K$ items? How do we know that they *are* the best? What can an operator do with $\pi_u$?
 #
 # **You need** `04_train` for the methods. **CPU minutes:** one. The *What you should see* texts describe the planted
-# world with the default parameters; another log has other numbers.
+# world with the default parameters; another log has other numbers, and `bach run` leaves them out there.
 
 # %% tags=["parameters"]
 source = "planted"
@@ -132,9 +132,12 @@ scan_ms = milliseconds(lambda u: exact.top_k(query[u : u + 1], items, K, nobody)
 plain_ms = milliseconds(lambda u: brute_force(query[u : u + 1], items, K, nobody), 3)
 f"scan {scan_ms:.1f} ms, every item scored {plain_ms:.1f} ms: {plain_ms / scan_ms:.0f} times as long"
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** Two per cent pass a cut, a few hundred items are scored, and scoring every item takes several
-# times as long as the scan. `bach bench serve` compares the scan with its bare matrix product ([LOG.md](../LOG.md)).
+# times as long as the scan.
+
+# %% [markdown]
+# `bach bench serve` compares the scan with its bare matrix product ([LOG.md](../LOG.md)).
 #
 # ## 3 · Two-step: how long must the lists be?
 #
@@ -157,13 +160,16 @@ for M in (25, 50, 100, 200, 400, 800, 1600):
     ms = milliseconds(lambda u, lists=lists: two_step(query[u : u + 1], items, K, nobody, index, **lists))
     rows.append({"M": M, "recall": recall, "proved": proved, "ms": ms})
 by_M = pd.DataFrame(rows)
-plots.recall_and_cost(by_M, scan_ms)
+plots.noted(plots.recall_and_cost(by_M, scan_ms), f"generated catalogue, {n_large:,} items")
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** In this world lists of K = 100 find the whole slate. To *prove* it takes longer lists, and
 # lists of all heads instead of the heavy ones. At this size both cost more than the scan, which proves its slate
 # anyway. With 200,000 items lists of K take a quarter of the scan's time ([LOG.md](../LOG.md)). A trained model may
-# miss more; `retriever.recall` measures it below. Slates that the bound covers should be exact:
+# miss more; `retriever.recall` measures it below.
+
+# %% [markdown]
+# Slates that the bound covers should be exact:
 
 # %%
 covered = [(w.found == best.found).all() for w, (best, lists) in zip(wanted, made, strict=True) if lists.enough[0]]
@@ -234,14 +240,17 @@ profiles = np.stack([rng.dirichlet(np.full(64, a)) for a in np.geomspace(0.01, 1
 best, looked = codebook.top_k(arrays, profiles, K, LeftOut.of([[]] * 80), "power-spherical")
 assert (best.found[0] == brute_force(best.query[:1], items, K, nobody).found[0]).all()
 spread = np.exp(-(profiles * np.log(np.maximum(profiles, 1e-30))).sum(1))
-plots.rows_looked_at(spread, looked / n_large)
+plots.noted(plots.rows_looked_at(spread, looked / n_large), f"generated catalogue, {n_large:,} items")
 
 # %% [markdown]
 # **What you should see.** If $\pi_u$ is on a few prototypes, a few per cent of the rows are enough to prove the slate.
-# Dots at 100% used the dense product. Both are exact. The lists are faster for many items and peaked profiles. The
-# $\pi_u$ learnt here spread over five prototypes. Those of a codebook of 128 on MovieLens-1M spread over 29; there the
-# dense product is used nearly always (LOG.md).
-#
+# Dots at 100% used the dense product. Both are exact. The lists are faster for many items and peaked profiles.
+
+# %% [markdown] tags=["lesson"]
+# The $\pi_u$ learnt here spread over five prototypes. Those of a codebook of 128 on MovieLens-1M spread over 29; there
+# the dense product is used nearly always (LOG.md).
+
+# %% [markdown]
 # ## 6 · Accuracy against cost
 #
 # Recall@50 on the test items, and the time of a request including the towers. `strategy="auto"` measures the
@@ -264,17 +273,21 @@ def measured(name: str, strategy: str, **how) -> dict:
 
 ways = [("p-bach", "exact"), ("p-bach", "two-step"), ("all-multihead", "exact"), ("standard", "exact")]
 costs = pd.DataFrame([measured(*way) for way in [*ways, ("p-bach-global", "exact"), ("p-bach-global", "codebook")]])
-plots.pareto(costs, "R@50")
+plots.noted(plots.pareto(costs, "R@50"), f"seed {seed}")
 
 # %%
 [Retriever(models[name]).why for name in ("p-bach", "p-bach-global")]
 
 # %% [markdown]
 # **What you should see.** The strategy does not change the accuracy of a method, except for the items that two-step
-# misses. It changes the cost, and at this size most of the cost is the overhead of a call. After so little training, on
-# one seed, p-BACH is ahead and the codebook of 16 behind. For the cold users of MovieLens-1M a codebook of 128 reaches
+# misses.
+
+# %% [markdown] tags=["lesson"]
+# It changes the cost, and at this size most of the cost is the overhead of a call. After so little training, on one
+# seed, p-BACH is ahead and the codebook of 16 behind. For the cold users of MovieLens-1M a codebook of 128 reaches
 # 0.264 and personal heads reach 0.288 (LOG.md): the paper's trade-off.
-#
+
+# %% [markdown]
 # ## 7 · Steering
 #
 # $\pi_u$ is a profile that people can read and change. An operator can set, boost, cap or forbid a head, blend in
@@ -340,12 +353,13 @@ def looks(made: np.ndarray) -> dict[str, float]:
 diverse = pd.DataFrame({name: looks(made) for name, made in lists.items()}).T
 diverse.round(3)
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** Re-ranking makes the slates a little more diverse, with no visible loss of recall. The
 # mixture has the better recall but *not* the more diverse slate: its $\pi_u$ follows the session a user is in. On
 # MovieLens-1M MMR and DPP make p-BACH's slates more diverse, too, MMR at no cost in recall (LOG.md). A well-fitted
 # mixture and a diverse slate are two different goals.
-#
+
+# %% [markdown]
 # ## 9 · Cold start
 #
 # How many items of a user must be known? We keep the test items and give the towers only the last 1, 2, 5 … items.
@@ -356,13 +370,14 @@ for name in ("p-bach", "all-multihead", "p-bach-global"):
     server = Retriever(models[name], "exact")
     made = [server.retrieve([h[-m:] for h in histories], 50, exclude=seen) for m in known]
     curves[name] = np.array([metrics.recall(one.items, targets, 50).mean() for one in made])
-plots.cold_start_curve(curves, known, "R@50", popular.means["R@50"])
+plots.noted(plots.cold_start_curve(curves, known, "R@50", popular.means["R@50"]), f"seed {seed}")
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** One item of history is well above the most popular items. With one item the codebook loses
 # nearly nothing of its recall from 50 items; p-BACH loses a fifth and all-multihead half. (In training all of them saw
 # long histories only.) Ten items are as good as 50: in this world the last items tell what comes next.
-#
+
+# %% [markdown]
 # Without any history the codebook needs only a $\pi$. Vectors can go through the gating tower in place of a history.
 # Here are new users who have only named a topic they like; its three most popular items take the place of a history.
 
@@ -376,10 +391,11 @@ shares = [topics.member[row, g].mean() for g, row in enumerate(newcomers.items)]
 told = {"likes": liked, "share of the slate": shares, "of the catalogue": topics.member.mean(0)[: len(liked)]}
 pd.DataFrame(told).round(2)
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** On the planted world the slates are full of the named genre. This is control, not accuracy:
 # on MovieLens-1M one item of history is worth more than declared genres or a user's age and occupation (LOG.md).
-#
+
+# %% [markdown]
 # ## 10 · Context: the same user, another request
 #
 # The paper (section 4): "feeding session context into $\pi_\xi$ re-weights the same global topics per request". A
@@ -432,13 +448,14 @@ plots.pi_slopes(*twice.pi, heads_of_it, f"Going from the {pages[0]} to the {page
 brought = np.array([topics.member[row][:, two].mean(0) for row in twice.items])  # (2 pages, 2 topics)
 pd.DataFrame(brought, pages, [f"share of {topics.names[g]} in the slate" for g in two]).round(2)
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # **What you should see.** With the context the codebook finds a sixth more of the ten test items. The gain is large for
 # the next item and small for the last five: few sessions last that long. A wrong context costs more than none, because
 # the model relies on it. The same history gets another $\pi_u$ and another slate on each page. The prototypes and the
 # items are the same for both requests, so the cached lists of section 5 serve both. A topic that no prototype stands
 # for gains little.
-#
+
+# %% [markdown]
 # ## 11 · Save and update an index
 #
 # A saved index knows the model it belongs to. Items can be added and removed without training. Requests use the old
@@ -458,7 +475,7 @@ assert again.certified.all() and first not in again.items
 assert np.isclose(again.scores[0, 0], cached.scores[0, 0]), "the twin should have the score of the item"
 f"item {first} was removed and its twin added as item {twin}; the slate begins with item {again.items[0, 0]}"
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # ## Exercises
 #
 # 1. Why is a two-step slate with approximate lists never `certified`, even if it is far above the bound?

@@ -103,7 +103,7 @@ why.heads.sort_values("share", ascending=False).round(2)
 halved = session.steered({first: session.heads.pi[first] / 2})
 plots.pi_before_after(session.heads.pi, halved, session.heads.names)
 
-# %% [markdown]
+# %% [markdown] tags=["lesson"]
 # ## Exercises
 #
 # These are about the planted world with the parameters above.

@@ -15,8 +15,9 @@ import bachlib
 from bachlib import cli
 from bachlib.experiment.settings import Experiment
 from bachlib.experiment.stages import data_name
-from bachlib.model.methods import METHODS
+from bachlib.model.methods import METHODS, build
 from bachlib.params import WorldParams
+from bachlib.train import fit
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -86,6 +87,9 @@ def test_version_methods_and_params():
     assert "≥ 0, < 1" in world and len(world.splitlines()) == len(WorldParams.model_fields)
     assert "[default: mine]" in here("params", "ml1m").stdout and "grid:" in here("params", "sweeps/tau").stdout
     assert "auto | cpu | cuda" in here("params", "train").stdout
+    letter = here("params", "letter").stdout.splitlines()
+    assert [line.split()[:2] for line in letter] == [["history", "frozen"], ["svd_on", "all"], ["precision", "float32"]]
+    assert "Overlay: the paper's literal text" in files
     assert "does not exist" in str(here("params", "nothing").exception)
 
 
@@ -202,3 +206,17 @@ def test_bench_prepare():
     with open(path) as stream:
         (result,) = json.load(stream)["results"]
     assert result["rows"] == 200_000 and result["counts"]["users"] > 0 and result["ratio"] > 1
+
+
+def test_evaluate_without_all_multihead_has_a_table(world, tmp_path):
+    for name in ("mostpop", "standard"):
+        quick = {"epochs": 1, "n_negatives": 64, "batch_size": 512}
+        fit(build(name, world, 3, d=16, ff=16), world, quick, tmp_path / name, quiet=True)
+    runs = [str(tmp_path / name) for name in ("standard", "mostpop")]
+    done = here("evaluate", *runs, "--data", str(world.folder))
+    assert done.exit_code == 0 and "relative gain over mostpop" in done.stdout
+    assert "no run of all-multihead is among these, so mostpop, the first row, is the baseline" in done.stderr
+    done = here("evaluate", *runs, "--data", str(world.folder), "--baseline", "standard")
+    assert "relative gain over standard" in done.stdout and not done.stderr
+    wrong = here("evaluate", *runs, "--data", str(world.folder), "--baseline", "mind").exception
+    assert "baseline='mind' should be one of the rows: mostpop, standard" in str(wrong)

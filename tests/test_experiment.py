@@ -144,6 +144,7 @@ def test_a_wrong_file_is_refused_and_named(tmp_path, text, said):
         ("base: [quickstart]\ngrid: {d: [8, 10]}", "at d = 10: "),
         ("base: [quickstart]\ngrid: {k: []}", "grid: k should have at least one value"),
         ("base: [quickstrat]\ngrid: {k: [4]}", "quickstrat.yaml does not exist; there are"),
+        ("base: [letter, quickstart]\ngrid: {k: [4]}", "base: letter is an overlay; name an experiment before it"),
         ("base: [quickstart]\ngird: {k: [4]}", "gird: not a parameter; did you mean 'grid'?"),
         ("base: [quickstart]\ngrid: {seeds: [1, 2]}", "grid: seeds does not change a training; did you mean 'seed'?"),
         ("base: [quickstart]\ngrid: {k: [4]}\nset: {k: 3}", "k is in the grid; it cannot be set to 3"),
@@ -168,6 +169,61 @@ def test_what_is_in_the_grid_cannot_be_set():
     with pytest.raises(BachError, match="there is no sweep plented; params/sweeps has codebook"):
         read_sweep("plented")
     assert {point.p.source for point in read_sweep("routing", base=["ml1m"]).points} == {"movielens-1m"}
+
+
+LETTER = {"svd_on": "all", "history": "frozen", "precision": "float32"}
+
+
+@pytest.mark.parametrize("base", ["ml20m", "taobao", "netflix", "ml1m", "quickstart"])
+def test_the_letter_of_the_paper_changes_any_experiment(base):
+    plain, letter = read_experiment(base), read_experiment(base, {"k": 4}, ["letter"])
+    assert letter.name == f"{base}-letter"
+    assert letter.model_dump() == plain.model_dump() | LETTER | {"name": letter.name, "k": 4}
+    assert {key: getattr(plain, key) for key in LETTER} == {key: Experiment.model_fields[key].default for key in LETTER}
+    if base in ("ml20m", "taobao", "netflix"):  # each departure is named where the settings are called the paper's
+        text = (ROOT / "params" / f"{base}.yaml").read_text()
+        assert "our three departures" in text.splitlines()[0] and "exact" not in text
+        assert all(key in text.splitlines()[1] for key in LETTER)
+
+
+def test_overlays_in_files_and_sweeps(tmp_path):
+    (tmp_path / "mine.yaml").write_text("base: [quickstart, letter]\nk: 3")
+    mine = read_experiment(tmp_path / "mine.yaml")
+    assert (mine.name, mine.k, mine.history, mine.n_users) == ("mine", 3, "frozen", 500)
+    (tmp_path / "wide.yaml").write_text("overlay: true\nd: 16")
+    (tmp_path / "two.yaml").write_text("base: [mine.yaml, wide.yaml]")
+    assert (two := read_experiment(tmp_path / "two.yaml")).d == 16 and two.history == "frozen"
+
+    def values(base):
+        found = read_sweep("tau", base=base).points[::10]
+        return [(point.where.get("experiment"), point.p.source, point.p.history) for point in found]
+
+    assert values(["ml20m", "taobao", "letter"]) == [
+        ("ml20m-letter", "movielens-20m", "frozen"), ("taobao-letter", "taobao", "frozen"),
+    ]  # fmt: skip
+    assert [place[2] for place in values(["ml20m", "letter", "taobao"])] == ["frozen", "tower"]
+    one = read_sweep("planted", base=["quickstart", "letter"])
+    assert {p.p.svd_on for p in one.points} == {"all"} and one.folder != read_sweep("planted").folder
+    assert read_sweep("planted", base=["quickstart", "letter"], more={"svd_on": "train"}).points[0].p.svd_on == "train"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("base: [letter]", "letter.yaml is an overlay (overlay: true): it needs an experiment before it"),
+        ("base: [quickstart, ml1m]", "ml1m.yaml is an experiment: only overlays (files with overlay: true) can follow"),
+        ("overlay: true\nbase: [quickstart]", "mine.yaml is an overlay (overlay: true): it has no base of its own"),
+        ("overlay: true", "it needs an experiment before it, e.g. [ml20m, mine]"),
+        ("base: mine.yaml", "the file is its own base"),
+        ("overlay: maybe", "overlay: should be true"),
+    ],
+)
+def test_a_wrong_base_is_refused(tmp_path, text, said):
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(BachError, match=re.escape(said)):
+        read_experiment(tmp_path / "mine.yaml")
+    with pytest.raises(BachError, match="letter is an overlay; name an experiment before it"):
+        read_sweep("planted", base=["letter", "quickstart"])
 
 
 def test_words_of_the_command_line():

@@ -5,15 +5,19 @@ import json
 import os
 import re
 import subprocess
+from itertools import groupby
 from pathlib import Path
 
 import jupytext
 import nbformat
 import pytest
+from logs import random_events, write_movielens_csv
 
 from bachlib import BachError
-from bachlib.experiment.notebooks import run
-from bachlib.experiment.settings import experiment_of, notebook_names, read_experiment
+from bachlib.data.planted import GENRES
+from bachlib.experiment import notebooks
+from bachlib.experiment.notebooks import is_as_written, run, stages, without_lessons
+from bachlib.experiment.settings import CHAIN, experiment_of, notebook_names, read_experiment
 from bachlib.experiment.sync import all_executed, same_cells
 from bachlib.show.pictures import pictures, without_twin
 
@@ -74,7 +78,8 @@ def test_form(notebook):
     path, committed = notebook
     cells = committed.cells
     chapter = path.stem[:2].isdigit()  # the explorer is an application with a few words around it
-    assert 20 <= len(cells) <= 48 if chapter else len(cells) <= 20
+    count = sum(1 for kind, run in groupby(cells, lambda c: c.cell_type) for _ in (run if kind == "code" else [0]))
+    assert 20 <= count <= 48 if chapter else count <= 20, "neighbouring texts count once: some are left out together"
     assert cells[0].source.startswith(f"# {path.stem[:2] if chapter else path.stem.title()} · ")
     assert "**Question.**" in cells[0].source and "CPU minutes" in cells[0].source
     assert cells[1].metadata.tags == ["parameters"]
@@ -189,3 +194,84 @@ def test_a_run_that_fails_says_where_and_keeps_what_there_is():
     report = (folder / "report.html").read_text()
     assert "no user has 5000" in report and re.search(r"<th>03_data</th>\s*<td>failed</td>", report)
     assert (folder / "03_data.ipynb").exists()
+
+
+# ------------------------------------------------------------------------ texts that are true of one data set only
+
+ABOUT_DATA = [name for name in notebook_names() if name not in ("01_sphere", "02_elbo")]
+NO_PROSE = re.compile(  # code, formulas, links, headings, numbers of lists, and references
+    r"`[^`]*`|\$\$.*?\$\$|\$[^$]*\$|\]\([^)]*\)|<[^>]*>|^#+ [^\n]*$|^ *\d+\. |\*\*CPU minutes:\*\*[^.]*\d?[^.]*\."
+    r"|\b(?:eqs?\.|sections?|Tables?|Figures?|Algorithm) [\d, –andto]*\d",
+    re.S | re.M | re.I,
+)
+SENTENCE = re.compile(r"(?<=[.:?!)])\s+|\n\s*\n|\n(?=[|>])")
+NUMBER = re.compile(r"(?<![\w-])[+−-]?\d[\d.,]*%?|\b(?:half|thirds?|quarters?|fifths?|tenths?|hundredths?|sixteen)\b")
+SOURCE = re.compile(r"MovieLens|\bpaper")  # the sentence says whose number it is
+PROTOCOL = set("0 1 2 5 10 20 50 100 500 1,000 6,000 10,000 50,000 100,000 4 80 16 95% 0.07 half".split())
+GIVEN = {  # what a notebook's own code sets, on any data
+    "00_tour": {"45", "third"}, "03_data": {"512"}, "05_evaluate": {"0.069", "0.067", "1.5", "4.5%", "64", "third"},
+    "06_heads_and_pi": {"third"}, "07_serving": {"64", "200", "300", "100%", "08"},
+    "09_sweep_report": {"0.069", "0.067", "1.5", "4.5%", "14.3"},
+}  # fmt: skip
+
+
+def findings(notebook: nbformat.NotebookNode, name: str) -> list[str]:
+    """Sentences with a measured number, or an interest of the planted world, that stay for every data set."""
+    found = []
+    for cell in without_lessons(notebook).cells:
+        if cell.cell_type == "markdown":
+            for sentence in SENTENCE.split(NO_PROSE.sub(" ", cell.source)):
+                measured = {number.rstrip(".,").lstrip("−-+") for number in NUMBER.findall(sentence)}
+                measured -= PROTOCOL | GIVEN.get(name, set())
+                if (measured and not SOURCE.search(sentence)) or re.search(rf"\b({'|'.join(GENRES)})\b", sentence):
+                    found.append(" ".join(sentence.split()))
+    return found
+
+
+@pytest.mark.parametrize("name", ABOUT_DATA)
+def test_texts_that_are_not_tagged_hold_for_any_data(name):
+    assert not findings(jupytext.read(ROOT / "notebooks" / f"{name}.py"), name), "tag such a text with `lesson`"
+
+
+def test_findings_are_recognised():
+    texts = ["Of user 7's 50 items 32 are liked.", "The overlap is 0.60.", "BACH loses a fifth.", "Most are Romance."]
+    texts += ["On the planted world 70–80% of the events stay."]
+    made = [nbformat.v4.new_markdown_cell(text) for text in texts]
+    assert len(findings(nbformat.v4.new_notebook(cells=made), "05_evaluate")) == len(texts)
+    for cell in made:
+        cell.metadata["tags"] = ["lesson"]
+    assert not findings(nbformat.v4.new_notebook(cells=made), "05_evaluate")
+    tagged = {name: jupytext.read(ROOT / "notebooks" / f"{name}.py") for name in CHAIN}
+    assert all(len(of.cells) - len(without_lessons(of).cells) >= 4 for of in tagged.values())
+
+
+def test_a_run_on_other_data_leaves_out_what_is_not_true_of_it(tmp_path, monkeypatch):
+    """In the executed notebook and in the report; on the notebook's own data it stays."""
+    folder = tmp_path / "notebooks"
+    folder.mkdir()
+    jupytext.write(jupytext.read(ROOT / "notebooks" / "03_data.py"), folder / "03_data.ipynb")
+    monkeypatch.setattr(notebooks, "notebook_folder", lambda: folder)
+    for cached in (notebooks._parameters_of, notebooks._cells, notebooks._has_lessons):
+        cached.cache_clear()
+    lessons = [c.source for c in jupytext.read(ROOT / "notebooks" / "03_data.py").cells
+               if "lesson" in c.metadata.get("tags", [])]  # fmt: skip
+    log = write_movielens_csv(tmp_path / "mine.csv", random_events(1, n=6_000))
+    mine = {"source": "csv", "path": str(log), "columns": {"user": "userId", "item": "movieId", "time": "timestamp"}}
+    mine |= {"min_items": 31, "d": 4, "svd_rank": 8}
+    for values, stays in ((mine, False), ({"n_users": 500}, True)):
+        ran = run(experiment_of({"name": "told", "notebooks": ["03_data"], **values}, "told.yaml"))
+        text = "\n".join(cell.source for cell in nbformat.read(ran / "03_data.ipynb", as_version=4).cells)
+        assert {lesson in text for lesson in lessons} == {stays} and "## 7 · What the item table may see" in text
+        assert ("0.50 in log order" in (ran / "report.html").read_text()) == stays
+
+
+def test_only_its_own_parameters_are_those_of_the_texts():
+    """Another seed, another world or another method has other findings; a parameter that changes nothing has not."""
+    for name, more, own in (
+        ("quickstart", {}, True), ("quickstart", {"seed": 1}, False), ("quickstart", {"history": "frozen"}, False),
+        ("teaching", {}, False), ("ml1m", {}, False), ("quickstart", {"seeds": 3, "n_large": 50_000}, None),
+    ):  # fmt: skip
+        found = {n: is_as_written(n, values) for n, values in stages(read_experiment(name, more)).items()}
+        assert own is None or {found[n] for n in ("04_train", "06_heads_and_pi")} == {own}, (name, more)
+        if own is None:  # 05 has seeds, 07 has n_large; 06 has neither
+            assert (found["05_evaluate"], found["07_serving"], found["06_heads_and_pi"]) == (False, False, True)

@@ -211,11 +211,12 @@ def test_calibration_and_traps():
 
 def test_paper_and_ours():
     rows = [["R@10", 0.04, 0.01, 0.07, "ours"], ["AUPRC", 0.02, -0.01, 0.05, "ours"]]
-    rows += [["R@10", 0.05, None, None, "paper"], ["AUPRC", 0.03, None, None, "paper"]]
+    rows += [["R@10", 0.05, 0.04, 0.06, "paper, x"], ["AUPRC", 0.03, 0.025, 0.035, "paper, x"]]
     figure = plots.paper_and_ours(pd.DataFrame(rows, columns=["metric", "gain", "low", "high", "source"]), "b")
     assert "in 1 of 2 metrics" in figure.layout.title.text
     np.testing.assert_allclose(figure.data[0].error_y.array, [3, 3])
-    assert figure.data[1].error_y.array is None and figure.data[1].marker.symbol == "diamond-open"
+    np.testing.assert_allclose(figure.data[1].error_y.array, [1, 0.5])
+    assert [trace.marker.symbol for trace in figure.data] == ["circle", "diamond-open"]
 
 
 # ------------------------------------------------------------------------------------------------------- serving

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output, new_raw_cell
 from plotly.offline import get_plotlyjs
-from reports import NASTY, batch, in_process, renamed, trained
+from reports import NASTY, SMALL, batch, in_process, renamed, trained
 
 from bachlib import BachError
 from bachlib.evaluate import Evaluation, evaluate
@@ -19,7 +19,7 @@ from bachlib.show import maps, plots
 from bachlib.show.page import NEEDS_A_KERNEL, PLOTLY, STEERING, WIDGET, clean, figure, inline, markdown, marked, page
 from bachlib.show.people import people
 from bachlib.show.plots import style
-from bachlib.show.portrait import settings
+from bachlib.show.portrait import Portrait, settings
 from bachlib.show.steering import packed
 from bachlib.train.run import find_run
 
@@ -104,6 +104,22 @@ def test_numbers_come_with_intervals(mine, runs):
     row = r"<th>AUPRC</th>\s*<td>[\d.]+</td>\s*<td>([\d.]+) – ([\d.]+)</td>"
     low, high = re.search(row, sections["how-good-it-is"]).groups()
     assert float(low) < saved.means["AUPRC"] < float(high), "the same training has the same number"
+
+
+def test_table_and_curves_show_the_same_trainings(mine):
+    """The seeds of a method are one row and one curve, and the page says that the rest is one training."""
+    found = [trained(mine, "standard", 1, name=f"pair/{seed}", seed=seed) for seed in (0, 1)]
+    lead, table, drawn = Portrait(found[0].folder).numbers()
+    saved = [Evaluation.load(run.folder) for run in found]
+    assert table.numbers["seeds"].tolist() == [2] * 5 and "All other sections show this run alone" in lead.data
+    both = np.mean([(e.ranks <= 50).mean() for e in saved])
+    assert len(drawn.data) == 1 and f"{both:.1%} of the held-out" in drawn.layout.title.text
+    assert both != (saved[0].ranks <= 50).mean(), "else this test could not fail"
+    gru = trained(mine, "standard", 1, name="pair/2")
+    own = evaluate(build("standard", mine, 1, **SMALL, name="mine"), mine, quiet=True)
+    own.save(gru.folder.parent / "3")
+    rows = Portrait(found[0].folder).numbers()[1].numbers["method"].unique()
+    assert list(rows) == ["standard", "mine"], "the training of seed 0 once, and the model with a name"
 
 
 def test_an_evaluation_of_other_weights_is_not_taken(mine):

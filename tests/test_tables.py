@@ -1,16 +1,20 @@
 """The paper's table from evaluations: rows, bold, marks, and what it refuses; the paper's own numbers beside it."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from bachlib import BachError
 from bachlib.evaluate import Evaluation, evaluate, paper
 from bachlib.evaluate.statistics import holm, paired_bootstrap, sign_flips
-from bachlib.evaluate.tables import Table, matched, table
+from bachlib.evaluate.tables import Table, main_table, matched, table
 from bachlib.model.methods import METHODS, build
+from bachlib.train import fit
+from bachlib.train.run import Run
 
 PROTOCOL = {
     "data": "toy", "content_hash": "a1", "split": "test", "users": {"n": 300, "which": "all", "hash": "h"},
@@ -145,6 +149,8 @@ def test_the_best_k_is_chosen_on_validation():
     runs = [made("p-bach", 0.3, k=8, valid_auprc=0.1), made("p-bach", 0.1, k=16, valid_auprc=0.2)]
     found = table([made("all-multihead"), *runs], metrics=METRICS, best_over_k=True)
     assert found.means.loc["p-bach", "AUPRC"] == runs[1].means["AUPRC"]
+    assert "k of each method: the best validation AUPRC" in found.caption
+    assert "validation AUPRC" not in table([made("all-multihead")], metrics=METRICS).caption
     with pytest.raises(BachError, match="validation AUPRC chooses"):
         table([made("all-multihead"), made("p-bach", k=8), made("p-bach", k=16)], metrics=METRICS, best_over_k=True)
 
@@ -207,7 +213,7 @@ def wide(name: str) -> pd.DataFrame:
 def test_the_papers_tables_are_whole():
     for name in ("movielens-20m", "taobao", "netflix"):
         both = wide(name)
-        main = both.drop(index="p-bach-global")
+        main = both.drop(index=["p-bach-global", "v-bach-global"])
         assert len(main) == 10 and set(main.index) <= set(METHODS)
         assert main.loc["mostpop", "R@100"] == paper.tables()["datasets"][name]["mostpop R@100"]
         assert (main["R@10"] < main["R@50"]).all() and (main["R@50"] < main["R@100"]).all()
@@ -221,7 +227,8 @@ def test_the_papers_tables_are_whole():
         for k, row in matched.items():  # printed gains, up to the rounding of three digits
             low, high = (row["p-bach"][1] + s * 5e-4 for s in (-1, 1))
             base = row["all-multihead"][1]
-            assert low / (base + 5e-4) - 1 <= row["gain"] <= high / (base - 5e-4) - 1, (name, k)
+            told = paper.gain(name, "p-bach", "all-multihead", "AUPRC", k)[0]
+            assert low / (base + 5e-4) - 1 <= told <= high / (base - 5e-4) - 1, (name, k)
     assert paper.kappa_range("p-bach") == (20, 30) and paper.kappa_range("mind") is None
     routing = paper.printed("netflix", by_k=True).query("method == 'all-multihead' and metric == 'R@100'")
     assert len(routing) == 3 and (routing["paper"] > 0.33).all()
@@ -235,8 +242,29 @@ def test_paper_beside_ours():
     found = paper.beside(numbers, "movielens-20m").set_index("metric")
     assert set(found["method"]) == {"p-bach"} and found.loc["R@10", "paper"] == 0.075
     assert found.loc["R@10", "difference"] == pytest.approx(0.005) and found.loc["R@10", "within"]
-    assert paper.gains("movielens-20m")["R@10"] == pytest.approx(0.075 / 0.071 - 1)
+    told = paper.gains("movielens-20m").loc["R@10"]
+    assert told["gain"] == pytest.approx(0.075 / 0.071 - 1) and told["low"] < told["gain"] < told["high"]
     assert paper.beside(numbers[numbers["method"] == "mine"], "taobao").empty
+
+
+def test_the_papers_gains_are_those_it_prints():
+    """Not those of its rounded AUPRC: 0.091 / 0.080 is +13.8%, and 0.023 / 0.023 nothing."""
+    printed = {("movielens-20m", 8): 0.045, ("movielens-20m", 16): 0.030, ("movielens-20m", 32): 0.036}
+    printed |= {("taobao", 8): 0.032, ("taobao", 16): 0.009, ("taobao", 32): 0.050}
+    for (name, k), value in printed.items():
+        found = paper.gain(name, "p-bach", "all-multihead", "AUPRC", k)
+        assert found == pytest.approx((value, value - 5e-4, value + 5e-4)), (name, k)
+    assert paper.gain("netflix", "v-bach", "all-multihead", "AUPRC", 32)[0] == 0.127
+    assert paper.gain("netflix", "v-bach", "p-bach", "AUPRC", 32) == pytest.approx((0.03, 0.025, 0.035))
+    assert paper.gains("netflix", "v-bach").loc["AUPRC", "gain"] == 0.127, "the best of both have k = 32"
+    assert paper.gains("movielens-20m").loc["AUPRC", "gain"] == pytest.approx(0.036, abs=1e-9)
+    for name, of in paper.tables()["best k"].items():  # their rows in Tables 2 and 5 are those of this k
+        by_k = paper.printed(name, by_k=True).query("metric == 'AUPRC'").set_index(["method", "k"])["paper"]
+        for method, k in of.items():
+            assert by_k[method, k] == wide(name).loc[method, "AUPRC"], (name, method)
+    low, high = paper.gains("taobao").loc["AUPRC", ["low", "high"]]  # best k unknown, both 0.023
+    assert (low, high) == pytest.approx((0.0225 / 0.0235 - 1, 0.0235 / 0.0225 - 1)) and low < 0.009 < 0.032 < high
+    assert np.isnan(paper.gain("mars", "p-bach", "mind", "R@10")).all()
 
 
 def test_both_layouts_are_one_class():
@@ -247,3 +275,98 @@ def test_both_layouts_are_one_class():
     rows = found.latex().splitlines()
     assert rows[0].startswith("k & all-multihead & p-bach") and rows[1] == "\\midrule" and "\\%" in rows[2]
     assert "sure" in found.numbers and "sure" in table(runs, "p-bach (k = 4)", METRICS).numbers
+
+
+# ------------------------------------------------------------------------------------ a row is its method and its parts
+
+
+class Mean(torch.nn.Module):
+    """An encoder of one's own."""
+
+    def __init__(self, width: int = 16):
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(16, width), torch.nn.Linear(width, 3 * 16))
+
+    def forward(self, tokens, history):
+        return self.layers(tokens.mean(1)).view(-1, 3, 16)
+
+
+class Flat(torch.nn.Module):
+    """A gate of one's own."""
+
+    def forward(self, tokens, history):
+        return tokens.new_zeros(len(tokens), 3)
+
+
+def looked(world, method, seed=0, **parts) -> Evaluation:
+    return evaluate(build(method, world, 3, d=16, ff=16, item_width=16, seed=seed, **parts), world, quiet=True)
+
+
+def rows(*found: Evaluation, **more) -> dict[str, int]:
+    """Name of a row → its seeds."""
+    numbers = table(found, None, ["AUPRC"], **more).numbers
+    return dict(zip(numbers["method"], numbers["seeds"], strict=True))
+
+
+def test_models_with_other_parts_are_not_seeds_of_one(world):
+    sa, mind = (METHODS["p-bach"]._replace(encoder=name) for name in ("comirec-sa", "mind"))
+    stock = looked(world, "p-bach", 1)
+    assert rows(looked(world, sa, 0), looked(world, mind, 1), stock) == {
+        "p-bach": 1, "p-bach (encoder = comirec-sa)": 1, "p-bach (encoder = mind)": 1,
+    }  # fmt: skip
+    assert rows(looked(world, "p-bach", 0, encoder=Mean()), stock) == {"p-bach": 1, "p-bach (encoder = Mean)": 1}
+    same = looked(world, "p-bach", 1, encoder=Mean())
+    assert rows(same, stock) == {"p-bach": 1, "p-bach (encoder = Mean)": 1}, "the same seed is no error"
+    assert rows(looked(world, "p-bach", 0, encoder=Mean()), same) == {"p-bach (encoder = Mean)": 2}, "two seeds of one"
+    assert rows(looked(world, METHODS["p-bach"], 0), stock) == {"p-bach": 2}, "the same row, given as a row"
+    assert looked(world, sa, gate=Flat()).label == "p-bach (encoder = comirec-sa, gate = Flat)"
+    for layout in (matched, main_table):
+        made = layout([looked(world, sa, 0), looked(world, mind, 1), stock], baseline="p-bach")
+        assert made.numbers["method"].nunique() == 3 and made.numbers["seeds"].max() == 1 and made.baseline == "p-bach"
+
+
+def test_a_class_with_another_inside_is_another_row(world):
+    """The same name, other layers or other code."""
+    found = [looked(world, "p-bach", seed, encoder=Mean(width)) for seed, width in ((0, 16), (1, 8))]
+    names = rows(*found)
+    assert set(names.values()) == {1} and len(names) == 2
+    assert all(name.startswith("p-bach (encoder = Mean, code of the encoder = ") for name in names)
+
+
+def test_a_model_can_be_named(world, tmp_path):
+    gru = looked(world, "p-bach", 0, encoder=Mean(), name="gru")
+    assert rows(looked(world, "p-bach"), gru) == {"p-bach": 1, "gru": 1} and gru.label == "gru"
+    other = looked(world, "p-bach", 1, encoder=Mean(8), name="gru")
+    assert set(rows(gru, other).values()) == {1}, "one name for two models: two rows"
+    gru.save(tmp_path)
+    assert Evaluation.load(tmp_path).label == "gru"
+    run = fit(build("p-bach", world, 3, d=16, name="mean of all"), world, {"epochs": 1, "n_negatives": 64}, quiet=True)
+    assert (
+        run.folder.name.startswith("mean-of-all-small-k3") and run.about["identity"]["model"]["name"] == "mean of all"
+    )
+    assert Run.load(run.folder, world).model.config["name"] == "mean of all"
+    assert "name" not in build("p-bach", world, 3, d=16).config, "the names of older runs stay"
+    for wrong in ("", " ", "p-bach", "P-BACH", "own", "a\nb", "gru (2)", "a & b", 3):
+        with pytest.raises(BachError, match="name of your own"):
+            build("p-bach", world, 3, d=16, name=wrong)
+
+
+def test_an_evaluation_of_an_earlier_version_takes_its_parts_from_the_run(world, tmp_path):
+    model = build("p-bach", world, 3, d=16, encoder=Mean())
+    evaluate(model, world, quiet=True).save(tmp_path)
+    path = tmp_path / "evaluation-test.json"
+    told = json.loads(path.read_text())
+    for key in ("row", "own"):
+        told["about"].pop(key)
+    path.write_text(json.dumps(told))
+    assert Evaluation.load(tmp_path).label == "p-bach", "nothing is known of the parts"
+    (tmp_path / "run.json").write_text(json.dumps({"identity": {"model": model.config}}))
+    assert Evaluation.load(tmp_path).label == "p-bach (encoder = Mean)"
+
+
+def test_without_all_multihead_the_first_row_is_the_baseline():
+    found = table([made("p-bach", 0.1), made("mind")], None, METRICS)
+    assert found.baseline == "mind" and "+" in found.gains.loc["p-bach", "AUPRC"] and "below mind" in found.caption
+    assert table([made("p-bach"), made("all-multihead")], None, METRICS).baseline == "all-multihead"
+    two = [made("all-multihead", k=8), made("all-multihead", k=16), made("mind")]
+    assert table(two, None, METRICS).baseline == "all-multihead (k = 8)"

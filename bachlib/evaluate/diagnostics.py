@@ -1,8 +1,9 @@
 """What the heads of a model do: how much each is used, how far apart and how sharp they are, how calibrated π_u is.
 
-If π_u is right, head r explains a share π_u^(r) of the user's items (the fixed point of the M-step, eq. 22):
-`calibration` measures that. In the planted world every item belongs to a known interest j. The meaning of a head is the
-mass that its softmax over the catalogue gives to each interest, p_r(j). (Cosines to the centre of an interest are
+If π_u is right, head r explains a share π_u^(r) of the user's items: for given responsibilities, the prior term of the
+ELBO (eq. 21) is largest where π_u is their mean. `calibration` measures that. In the planted world every item belongs
+to a known interest j. The meaning of a head is the mass that its softmax over the catalogue gives to each interest,
+p_r(j). (Cosines to the centre of an interest are
 misleading: with τ = 0.07, 0.07 more cosine makes an item e times as likely, so heads need not be near their items.)
 """
 

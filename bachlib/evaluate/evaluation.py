@@ -1,4 +1,4 @@
-"""Evaluation over the full catalogue (section 5): every held-out item among all items but the user's earlier ones.
+"""Evaluation over the full catalogue (section 6.1): every held-out item among all items but the user's earlier ones.
 
 Users are scored in blocks, and nothing is sorted: a held-out item's rank is one plus the number of items that score
 higher, and Recall, NDCG and AP, also over the full ranking (the paper's AUPRC), follow from the ranks. `slate=K` also
@@ -22,7 +22,8 @@ from tqdm.auto import tqdm
 
 from bachlib import BachError
 from bachlib.data.dataset import Dataset, Split
-from bachlib.files import short_hash, write_json, write_table
+from bachlib.files import read_json, short_hash, write_json, write_table
+from bachlib.model.methods import METHODS
 from bachlib.rank import metrics
 from bachlib.rank.ranks import Exclude, Users, ranks, sample_users, score_blocks
 from bachlib.train.run import Run
@@ -50,7 +51,26 @@ class Evaluation:
 
     @property
     def label(self) -> str:
-        return self.about["method"]
+        """Its row in a table: the name it was given, or its method with what is different, "p-bach (encoder = GRU)"."""
+        if name := self.about.get("name"):
+            return name
+        told = ", ".join(f"{part} = {value}" for part, value in self.different.items())
+        return f"{self.method} ({told})" if told else self.method
+
+    @property
+    def method(self) -> str:
+        """The method, or for a row of one's own the most similar method."""
+        row, name = self.about.get("row"), self.about["method"]
+        if not row or name in METHODS:
+            return name
+        return min(METHODS, key=lambda known: len(row.items() - METHODS[known]._asdict().items()))
+
+    @property
+    def different(self) -> dict[str, Any]:
+        """The parts in which the model differs from `method`: those of another row, and the classes of its own."""
+        usual = METHODS[self.method]._asdict() if self.method in METHODS else {}
+        other = {part: value for part, value in (self.about.get("row") or usual).items() if value != usual.get(part)}
+        return other | {part: known.split()[0] for part, known in self.about.get("own", {}).items()}
 
     def save(self, folder: str | Path) -> Path:
         """Write evaluation-<split>.parquet and .json into a run folder; `Evaluation.load` reads them."""
@@ -70,6 +90,8 @@ class Evaluation:
         try:
             told = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
             told = {key: told[key] for key in ("means", "protocol", "about")}
+            if "own" not in told["about"]:  # written by an earlier version: its run knows the parts
+                told["about"] |= _parts(read_json(Path(folder) / "run.json").get("identity", {}).get("model", {}))
             table = pd.read_parquet(stem.with_suffix(".parquet"))
         except (ValueError, KeyError, TypeError, OSError) as error:  # includes pyarrow's errors
             raise BachError(f"{stem}.* is damaged ({error}); run bach evaluate {folder} to write it again") from None
@@ -127,7 +149,7 @@ def evaluate(
     config, found = getattr(model, "config", None) or {}, np.concatenate(found)
     params = config.get("params", {})
     about = {"method": config.get("method", type(model).__name__), "k": getattr(model, "k", None)}
-    about |= {"seed": params.get("seed"), "model": params, **of_run}
+    about |= {"seed": params.get("seed"), "model": params, **_parts(config), **of_run}
     per_user = pd.DataFrame({name: of(found) for name, of in ACCURACY.items()}, pd.Index(users, name="user"))
     protocol = {
         "data": dataset.folder.name,
@@ -173,6 +195,11 @@ def _first(scores: torch.Tensor, k: int) -> Int[np.ndarray, "B k"]:
     kept = kept[:, :k].sort(1).values
     order = scores.gather(1, kept).sort(dim=1, descending=True, stable=True).indices
     return kept.gather(1, order).cpu().numpy()
+
+
+def _parts(config: dict[str, Any]) -> dict[str, Any]:
+    """The row of the table of methods, the parts of one's own, and the name that was given."""
+    return {key: config[key] for key in ("row", "own", "name") if config.get(key) is not None}
 
 
 def _about_run(run: Run) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from bachlib.evaluate.evaluation import Evaluation
 
 MAIN = ["R@10", "R@50", "R@100", "NDCG@100", "AUPRC"]
 BY_K = ["R@100", "AUPRC"]
+ROUNDED = 5e-4  # half of the last digit of its tables
 SAME = 0.01  # data sets whose sizes differ by less are taken for the same
 
 
@@ -30,16 +31,15 @@ def printed(data: str, by_k: bool) -> pd.DataFrame:
     if by_k:
         for name in ("head-matched", "routing"):
             for k, row in known[name].get(data, {}).items():
-                rows += [(m, k, *cell) for m in row if m != "gain" for cell in zip(BY_K, row[m], strict=True)]
+                rows += [(m, k, *cell) for m in row for cell in zip(BY_K, row[m], strict=True)]
         if data == "netflix":  # the text gives AUPRC only
-            told = {k: row for k, row in known["netflix by k"].items() if isinstance(row, dict)}
-            rows += [(m, k, "AUPRC", value) for k, row in told.items() for m, value in row.items()]
+            rows += [(m, k, "AUPRC", value) for k, row in known["netflix by k"].items() for m, value in row.items()]
     else:
         for method, values in known["main"].get(data, {}).items():
             rows += [(method, np.nan, *cell) for cell in zip(MAIN, values, strict=True)]
     if data in known["global codebook"]:
-        one, method = known["global codebook"][data], "p-bach-global"
-        rows += [(method, one["k"], *cell) for cell in zip(BY_K, one[method], strict=True)]
+        one, both = known["global codebook"][data], ("p-bach-global", "v-bach-global")  # it does not name the kernel
+        rows += [(method, one["k"], *cell) for method in both for cell in zip(BY_K, one["codebook"], strict=True)]
     table = pd.DataFrame(rows, columns=["method", "k", "metric", "paper"])
     return table.drop_duplicates(["method", "k", "metric"]).reset_index(drop=True)
 
@@ -49,10 +49,31 @@ def kappa_range(method: str) -> tuple[float, float] | None:
     return tuple(tables()["kappa"][method]) if method in tables()["kappa"] else None
 
 
-def gains(data: str, method: str = "p-bach", over: str = "all-multihead") -> pd.Series:
-    """Relative gains of a method in the paper's main table, by metric, from the rounded numbers."""
-    table = printed(data, by_k=False).pivot(index="method", columns="metric", values="paper")[MAIN]
-    return table.loc[method] / table.loc[over] - 1
+def printed_gain(data: str, method: str, over: str, k: float | None = None) -> str | None:
+    """A relative gain in AUPRC as the paper prints it, "+4.5%"; without k, of the rows of Tables 2 and 5, where these
+    have the same k. None: the paper does not print it."""
+    if k is None:
+        best = tables()["best k"].get(data, {})
+        k = best.get(method) if best.get(method) == best.get(over) else None
+    return tables()["gains"].get(data, {}).get(f"{method} over {over}", {}).get(k)
+
+
+def gain(data: str, method: str, over: str, metric: str, k: float | None = None) -> tuple[float, float, float]:
+    """The paper's relative gain with its bounds: as printed, else from the rounded numbers of its tables. A number
+    printed as 0.067 is between 0.0665 and 0.0675; NaN where a number is missing."""
+    if metric == "AUPRC" and (told := printed_gain(data, method, over, k)):
+        value, digits = float(told.rstrip("%")) / 100, len(told.partition(".")[2].rstrip("%"))
+        return value, value - 0.005 / 10**digits, value + 0.005 / 10**digits
+    known = printed(data, k is not None).query("metric == @metric")
+    known = (known if k is None else known[known["k"] == k]).set_index("method")["paper"]
+    a, b, half = known.get(method, np.nan), known.get(over, np.nan), ROUNDED
+    return a / b - 1, (a - half) / (b + half) - 1, (a + half) / (b - half) - 1
+
+
+def gains(data: str, method: str = "p-bach", over: str = "all-multihead") -> pd.DataFrame:
+    """Gains of a method in the paper's main table, by metric: gain, and low and high, its bounds by rounding."""
+    rows = [gain(data, method, over, metric) for metric in MAIN]
+    return pd.DataFrame(rows, pd.Index(MAIN, name="metric"), columns=["gain", "low", "high"])
 
 
 def beside(numbers: pd.DataFrame, data: str, by_k: bool = False) -> pd.DataFrame:
@@ -63,26 +84,31 @@ def beside(numbers: pd.DataFrame, data: str, by_k: bool = False) -> pd.DataFrame
     on = ["method", "k", "metric"] if by_k else ["method", "metric"]
     ours = numbers[[*dict.fromkeys([*on, "k"]), "mean", "low", "high"]]
     both = printed(data, by_k).drop(columns=[] if by_k else "k").merge(ours, on=on)
-    within = (both["low"] <= both["paper"] + 5e-4) & (both["paper"] - 5e-4 <= both["high"])  # it is rounded
+    within = (both["low"] <= both["paper"] + ROUNDED) & (both["paper"] - ROUNDED <= both["high"])
     both = both.assign(difference=both["mean"] - both["paper"], within=within).rename(columns={"mean": "ours"})
     return both[["method", "k", "metric", "paper", "ours", "low", "high", "difference", "within"]]
 
 
 def gains_beside(numbers: pd.DataFrame, baseline: str, by_k: bool, metric: str = "AUPRC") -> pd.DataFrame:
-    """Relative gains over a baseline: ours with intervals, the paper's on its three data sets (from rounded numbers).
+    """Relative gains over a baseline: ours with intervals, the paper's on its three data sets, as text.
 
-    For data that the paper does not have: absolute values are not comparable then, but gains can be looked at.
+    "+4.5%" is as printed; "+2.0 to +5.3%" are the bounds by the rounded numbers, where the paper prints no gain. For
+    data that the paper does not have: absolute values are not comparable then, but gains can be looked at.
     """
     ours = numbers[(numbers["metric"] == metric) & (numbers["method"] != baseline) & numbers["gain"].notna()]
-    on = ["method", "k"] if by_k else ["method"]
-    made = ours[[*(["at"] if "at" in ours and not by_k else []), "method", "k", "gain", "gain_low", "gain_high"]]
-    for data in tables()["datasets"]:
-        told = printed(data, by_k).query("metric == @metric")
-        base = told[told["method"] == baseline.split(" (")[0]].set_index("k")["paper"]
-        of = told["k"].map(base) if by_k else (base.iloc[0] if len(base) else np.nan)
-        theirs = told.assign(gain=told["paper"] / of - 1)[[*on, "gain"]].rename(columns={"gain": f"paper, {data}"})
-        made = made.merge(theirs, on=on, how="left")
-    return made.reset_index(drop=True)
+    made, over = (
+        ours[[*(["at"] if "at" in ours and not by_k else []), "method", "k", "gain", "gain_low", "gain_high"]],
+        baseline.split(" (")[0],
+    )
+
+    def told(data: str, method: str, k: float) -> str | None:
+        _, low, high = gain(data, method, over, metric, k)
+        as_printed = printed_gain(data, method, over, k) if metric == "AUPRC" else None
+        return as_printed or (f"{100 * low:+.1f} to {high:+.1%}" if np.isfinite(low) else None)
+
+    cells = [(row.method, row.k if by_k else None) for row in made.itertuples()]
+    theirs = {f"paper, {data}": [told(data, *cell) for cell in cells] for data in tables()["datasets"]}
+    return made.reset_index(drop=True).assign(**theirs)
 
 
 def data_table(sizes: dict[str, dict[str, int]], evaluations: dict[str, Sequence[Evaluation]]) -> pd.DataFrame:

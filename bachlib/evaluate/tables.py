@@ -3,12 +3,13 @@
 `table` and, for a sweep, `main_table`: a row per method (Tables 2, 5). `matched`: a row per value of an axis (3, 4).
 Evaluations of the same method and parameters with different seeds form one cell. Means have a bootstrap interval over
 users and seeds, gains over the baseline are paired by user. All evaluations must come from the same protocol: data set,
-split, users, exclusions. `paper` has the paper's numbers.
+split, users, exclusions. Models with other parts (another encoder of one's own, for example) are separate rows.
+`paper` has the paper's numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
@@ -39,6 +40,7 @@ class Table:
     baseline: str | None  # None: it has no results, so there are no gains
     protocol: dict[str, Any]
     axis: str | None = None  # None: a row per method; else a row per value (`at`) of this parameter
+    best_over_k: bool = False  # was k chosen for each method?
 
     def __post_init__(self) -> None:
         """Correct p over the whole table. A gain is `sure` if test (over users) and interval (and seeds) exclude 0."""
@@ -116,6 +118,10 @@ class Table:
         who = f"{users['n']:,} {'cold ' if users['which'] == 'cold' else ''}users"
         told = f"{self.protocol['data']}, {self.protocol['split']} split, {who}; "
         told += f"seeds per {'method' if wide else 'cell'}: {_either(n_seeds)}. "
+        if self.best_over_k:
+            told += (
+                "k of each method: the best validation AUPRC (the paper's tables say best over k, not on which items). "
+            )
         told += "Bold: best. " if wide else f"Each cell shows {' / '.join(self._metrics)}. Bold: best of the row. "
         told += f"±: half of the {LEVEL:.0%} interval over users and seeds."
         sure = f"interval excludes 0, and p < {1 - LEVEL:.2g} in a paired permutation test over users, "
@@ -165,9 +171,15 @@ def _lines(cells: pd.DataFrame, start: str, between: str, end: str, rule: str) -
 
 
 def table(
-    evaluations: Evaluations | Folders, baseline: str = BASELINE, metrics: Names = MAIN, *, best_over_k: bool = False
+    evaluations: Evaluations | Folders,
+    baseline: str | None = BASELINE,
+    metrics: Names = MAIN,
+    *,
+    best_over_k: bool = False,
 ) -> Table:
     """The paper's main table of these evaluations (or run folders); `baseline` is the name of one of its rows.
+
+    baseline=None: all-multihead (the first of its settings) if it is there, else the first row.
 
     `best_over_k` keeps for each method the k with the best *validation* AUPRC, as the paper's main tables do. A user
     without a value in a metric (no genres, for example) is left out of it for all methods.
@@ -181,7 +193,9 @@ def table(
     for e in found:
         if missing := [name for name in metrics if name not in e.per_user]:
             raise BachError(f"{e.label} has no {', '.join(missing)}; it has {', '.join(e.per_user)}")
-    groups = grouped(_best_over_k(found) if best_over_k else found)
+    groups = grouped(_best_over_k(_renamed(found, "k")) if best_over_k else found)
+    if baseline is None:
+        baseline = _meant(groups, BASELINE) or next(iter(groups))
     if baseline not in groups:
         raise BachError(f"baseline={baseline!r} should be one of the rows: {', '.join(groups)}")
     rows, p = [], []
@@ -199,7 +213,8 @@ def table(
             rows.append([name, k, metric, len(value), int(there.sum()), *numbers])
     names = "method k metric seeds users mean low high gain gain_low gain_high difference".split()
     numbers = pd.DataFrame(rows, columns=names)
-    return Table(numbers.assign(p=np.where(numbers["method"] != baseline, p, np.nan)), baseline, found[0].protocol)
+    numbers = numbers.assign(p=np.where(numbers["method"] != baseline, p, np.nan))
+    return Table(numbers, baseline, found[0].protocol, best_over_k=best_over_k)
 
 
 def main_table(evaluations: Evaluations, baseline: str = BASELINE) -> Table:
@@ -255,24 +270,28 @@ def grouped(evaluations: Evaluations) -> dict[str, list[Evaluation]]:
 
 def _named(evaluations: Evaluations, axis: str | None = None) -> list[tuple[str, Evaluation]]:
     """In the order of the paper's methods; settings that differ within a method (but the axis) are in the name."""
-    order, named = list(METHODS), []
-    for e in sorted(evaluations, key=lambda e: order.index(e.label) if e.label in order else len(order)):
+    named = []
+    place = {name: n for n, name in enumerate(METHODS)}
+    for e in sorted(evaluations, key=lambda e: (place.get(e.method, len(place)), e.label != e.method)):
         rivals = [_settings(other) for other in evaluations if other.label == e.label]
         keys = dict.fromkeys(key for rival in rivals for key in rival if key != axis)
         apart = [key for key in keys if len({repr(rival.get(key)) for rival in rivals}) > 1]
         told = ", ".join(f"{key} = {_settings(e).get(key)}" for key in apart)
-        named.append((f"{e.label} ({told})" if told else e.label, e))
+        both = f"{e.label[:-1]}, {told})" if e.label.endswith(")") else f"{e.label} ({told})"
+        named.append((both if told else e.label, e))
     return named
 
 
 def _renamed(evaluations: Evaluations, axis: str) -> list[Evaluation]:
     """Evaluations whose label is their name, so that it stays the same in every row of a table."""
-    return [replace(e, about={**e.about, "method": name}) for name, e in _named(evaluations, axis)]
+    return [replace(e, about={**e.about, "name": name}) for name, e in _named(evaluations, axis)]
 
 
 def _settings(e: Evaluation) -> dict[str, Any]:
-    """All parameters but the seeds; also whether the training ended and which weights these are."""
+    """All parameters but the seeds, and the parts; also whether the training ended and which weights these are."""
     both = {**e.about.get("model", {}), **e.about.get("train", {})}
+    both |= {"method": e.method, **{f"the {part}": value for part, value in e.different.items()}}
+    both |= {f"code of the {part}": known.split()[-1] for part, known in e.about.get("own", {}).items()}
     both |= {key: e.about.get(key, usual) for key, usual in (("status", "finished"), ("weights", "best"))}
     return {key: value for key, value in both.items() if key != "seed"}
 
@@ -282,13 +301,17 @@ def _value(e: Evaluation, axis: str) -> Any:
     if axis != "k":
         value = _settings(e).get(axis)
         return "none" if value is None and axis in _settings(e) else value
-    row = METHODS.get(e.label.split(" (")[0])
-    return None if row and (row.heads or row.objective == "counts") else e.about.get("k")
+    row = e.about.get("row") or (METHODS[e.method]._asdict() if e.method in METHODS else {})
+    return None if row.get("heads") or row.get("objective") == "counts" else e.about.get("k")
 
 
 def _baseline(found: Evaluations, wanted: str) -> str | None:
     """The row that is meant by a baseline: the method itself, or the first of its settings."""
-    return next((e.label for e in found if e.label == wanted or e.label.startswith(f"{wanted} (")), None)
+    return _meant([e.label for e in found], wanted)
+
+
+def _meant(rows: Iterable[str], wanted: str) -> str | None:
+    return next((name for name in rows if name == wanted or name.startswith(f"{wanted} (")), None)
 
 
 def _best_over_k(evaluations: Evaluations) -> list[Evaluation]:

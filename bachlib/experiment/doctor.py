@@ -15,7 +15,7 @@ import torch
 from pydantic.fields import FieldInfo
 
 from bachlib import EXTRAS, __version__
-from bachlib.experiment.settings import Experiment, read_experiment
+from bachlib.experiment.settings import Experiment, experiment_of, is_overlay, params_file, read_experiment, read_yaml
 from bachlib.files import output_dir, project_root, versions
 from bachlib.model.methods import METHODS
 from bachlib.params import ModelParams, PrepareParams, TrainParams, WorldParams
@@ -83,6 +83,9 @@ def parameters(name: str) -> Iterator[str]:
         fields, values = PARTS[name].model_fields, PARTS[name]()
     elif name in Experiment.model_fields:
         fields, values = {name: Experiment.model_fields[name]}, Experiment()
+    elif is_overlay(over := read_yaml(params_file(name))):
+        fields = {key: field for key, field in Experiment.model_fields.items() if key in over and key != "name"}
+        values = experiment_of({key: over[key] for key in fields}, name)
     else:
         fields, values = Experiment.model_fields, read_experiment(name)
     for key, field in fields.items():

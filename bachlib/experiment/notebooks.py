@@ -6,6 +6,7 @@ code cells, its parameters, the log, and the code of the rooms it uses. `status.
 
 from __future__ import annotations
 
+import ast
 import logging
 import os
 import re
@@ -40,7 +41,7 @@ from bachlib.files import (
     write_json,
     write_text,
 )
-from bachlib.params import PrepareParams, WorldParams
+from bachlib.params import ModelParams, PrepareParams, TrainParams, WorldParams
 
 ABOUT_DATA = {*PrepareParams.model_fields, *WorldParams.model_fields, "path", "data_seed", "world_d", "world_width"}
 ABOUT_DATA -= {"d", "width", "seed"}  # these names mean the model and the training
@@ -77,7 +78,8 @@ def run(p: Experiment, *, fresh: bool = False, report: bool = True) -> Path:
                     continue
                 start = time.perf_counter()
                 with environment(**{RUN_DIR: str(folder)}):
-                    execute(notebook_folder() / f"{name}.ipynb", folder / f"{name}.ipynb", values)
+                    source, target = notebook_folder() / f"{name}.ipynb", folder / f"{name}.ipynb"
+                    execute(source, target, values, lessons=is_as_written(name, values))
                 took = round(time.perf_counter() - start, 1)
                 if not sys.stderr.isatty():
                     print(f"{name:<16} {took:.0f} s", flush=True)
@@ -125,8 +127,20 @@ def stages(p: Experiment) -> dict[str, dict[str, Any]]:
 
 
 @lru_cache
-def _parameters_of(name: str) -> list[str]:
-    return list(papermill.inspect_notebook(str(notebook_folder() / f"{name}.ipynb")))
+def _parameters_of(name: str) -> dict[str, Any]:
+    """The parameters of a notebook with their own values."""
+    found = papermill.inspect_notebook(str(notebook_folder() / f"{name}.ipynb"))
+    return {key: ast.literal_eval(one["default"]) for key, one in found.items()}
+
+
+def is_as_written(name: str, values: dict[str, Any]) -> bool:
+    """Does a notebook run on its own data with its own parameters? Only then do its texts about results apply."""
+    own = _parameters_of(name)
+    if "source" not in own:
+        return not values
+    decide = {*own, *ABOUT_DATA, *ModelParams.model_fields, *TrainParams.model_fields}  # what its results depend on
+    asked, usual = (Experiment(**chosen).model_dump(include=decide) for chosen in ({**own, **values}, own))
+    return asked == usual
 
 
 def keys(p: Experiment) -> dict[str, str]:
@@ -136,6 +150,8 @@ def keys(p: Experiment) -> dict[str, str]:
         inputs = {"code": code_hash(code_of(name)), "cells": _cells(name), "values": values}
         if "source" in values:
             inputs |= {"log": _log(p)}
+        if _has_lessons(name) and not is_as_written(name, values):
+            inputs |= {"lessons": False}
         found[name] = short_hash(inputs)
     return found
 
@@ -152,6 +168,12 @@ def code_of(name: str) -> tuple[str, ...]:
     last = max((LAYERS.index(room) for room in rooms if room in LAYERS), default=-1)
     data = ("data",) if "data" in rooms else ("data/dataset.py", "data/windows.py") if last > 0 else ()
     return (*LAYERS[: last + 1], *data, *sorted(rooms & {"show", "bench"}))
+
+
+@lru_cache
+def _has_lessons(name: str) -> bool:
+    notebook = nbformat.read(notebook_folder() / f"{name}.ipynb", as_version=4)
+    return len(without_lessons(notebook).cells) < len(notebook.cells)
 
 
 @lru_cache
@@ -188,12 +210,19 @@ def _clear(folder: Path, keep: dict[str, Any]) -> None:
     forget(folder / METRICS, keep)
 
 
-def execute(source: Path, target: Path, values: dict[str, Any], cwd: Path | None = None) -> None:
+def execute(
+    source: Path, target: Path, values: dict[str, Any], cwd: Path | None = None, *, lessons: bool = True
+) -> None:
     """Execute one notebook with papermill. A kernel that dies is started once more; a failing cell is a clear error.
 
-    `cwd`: the kernel's working folder [default: the folder of the notebooks].
+    `cwd`: the kernel's working folder [default: the folder of the notebooks]. lessons=False leaves out the texts tagged
+    `lesson`: findings and exercises that are about the data and the parameters the notebook was written with.
     """
-    bar = {"desc": source.stem, "bar_format": "{desc:<16} {n_fmt:>3}/{total_fmt} cells  {elapsed}"}
+    name = source.stem
+    if not lessons:
+        write_text(target, nbformat.writes(without_lessons(nbformat.read(source, as_version=4))))
+        source = target
+    bar = {"desc": name, "bar_format": "{desc:<16} {n_fmt:>3}/{total_fmt} cells  {elapsed}"}
     logging.getLogger("papermill").setLevel(logging.ERROR)  # its warnings are about parameters that we have checked
     for last in (False, True):
         try:
@@ -211,13 +240,18 @@ def execute(source: Path, target: Path, values: dict[str, Any], cwd: Path | None
         except DeadKernelError as error:
             if last:
                 kept = f"The partial notebook is {target}"
-                raise BachError(f"{source.stem}: the kernel was lost twice ({error}). {kept}") from None
-            print(f"{source.stem}: the kernel was lost; once more", flush=True)
+                raise BachError(f"{name}: the kernel was lost twice ({error}). {kept}") from None
+            print(f"{name}: the kernel was lost; once more", flush=True)
         except PapermillExecutionError as error:
             raise BachError(
-                f"{source.stem}, cell {error.cell_index}: {error.ename}: {error.evalue}\n"
-                f"The partial notebook is {target}"
+                f"{name}, cell {error.cell_index}: {error.ename}: {error.evalue}\nThe partial notebook is {target}"
             ) from None
+
+
+def without_lessons(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """The notebook without its texts tagged `lesson`; its code stays."""
+    left = [c for c in notebook.cells if c.cell_type == "code" or "lesson" not in c.metadata.get("tags", [])]
+    return nbformat.from_dict({**notebook, "cells": left})
 
 
 @contextmanager

@@ -6,7 +6,7 @@ Everything is checked before anything runs: unknown keys, wrong types, incompati
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -161,15 +161,53 @@ def checked(model: type[P], values: dict[str, Any], where: str) -> P:
     return validated(model, values, where)
 
 
-def read_experiment(path: str | Path, more: dict[str, Any] | None = None) -> Experiment:
-    """The experiment of a file, or of a name in `params/`; `more` replaces values."""
-    path = Path(path)
-    if not path.suffix and not path.is_file():
-        path = project_root() / "params" / f"{path}.yaml"
-    values = {"name": path.stem, **read_yaml(path), **(more or {})}
-    if isinstance(values.get("path"), str):
-        values["path"] = log_at(values["path"], path)
-    return experiment_of(values, str(path))
+def read_experiment(
+    path: str | Path, more: dict[str, Any] | None = None, overlays: Sequence[str | Path] = ()
+) -> Experiment:
+    """The experiment of a file, or of a name in `params/`. The overlays change it, in their order; `more` replaces
+    values. A file can do the same with `base: [ml20m, letter]`: an experiment, then overlays."""
+    values = {**_layered([path, *overlays]), **(more or {})}
+    if more and isinstance(more.get("path"), str):
+        values["path"] = log_at(more["path"], Path(path))
+    return experiment_of(values, " + ".join(map(str, [params_file(path), *overlays])))
+
+
+def params_file(name: str | Path, beside: Path | None = None) -> Path:
+    """The file of a path (also beside another file), or of a name in `params/`."""
+    path = Path(name)
+    if beside and (beside.parent / path).is_file():
+        return beside.parent / path
+    return path if path.suffix or path.is_file() else project_root() / "params" / f"{path}.yaml"
+
+
+def is_overlay(values: dict[str, Any]) -> bool:
+    """Does a file only change other experiments?"""
+    if (said := values.get("overlay", True)) is not True:
+        raise BachError(f"overlay: should be true, or the line left out; got {said!r}")
+    return "overlay" in values
+
+
+def _layered(names: Sequence[str | Path], within: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The values of an experiment under overlays, named "ml20m-letter"."""
+    found: dict[str, Any] = {}
+    for name in names:
+        path = params_file(name, within[-1] if within else None)
+        values = {"name": path.stem, **read_yaml(path)}
+        base, overlay = values.pop("base", []), is_overlay(values)
+        if path.resolve() in within:
+            raise BachError(f"{path}: base: the file is its own base")
+        if overlay and (base or not found):
+            why = "has no base of its own" if base else f"needs an experiment before it, e.g. [ml20m, {path.stem}]"
+            raise BachError(f"{path} is an overlay (overlay: true): it {why}")
+        if found and not overlay:
+            raise BachError(f"{path} is an experiment: only overlays (files with overlay: true) can follow the first")
+        if base:
+            values = {**_layered([base] if isinstance(base, str) else base, (*within, path.resolve())), **values}
+        if isinstance(values.get("path"), str):
+            values["path"] = log_at(values["path"], path)
+        values.pop("overlay", None)
+        found |= values | {"name": f"{found['name']}-{values['name']}" if found else values["name"]}
+    return found
 
 
 def log_at(log: str, file: Path) -> str:

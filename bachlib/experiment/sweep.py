@@ -2,7 +2,7 @@
 
     name: head-matched
     about: Table 3: p-BACH against all-multihead at equal k
-    base: [ml20m, taobao]                     # files of params/
+    base: [ml20m, taobao]                     # files of params/; [ml20m, letter] changes ml20m by the overlay letter
     grid:
       method: [all-multihead, p-bach]
       k: [8, 16, 32]
@@ -27,7 +27,17 @@ from pydantic import Field
 from bachlib import BachError
 from bachlib.evaluate import Evaluation
 from bachlib.experiment.notebooks import METRICS, STATUS, environment, folder_of, keys, stages
-from bachlib.experiment.settings import SINGLE, Experiment, checked, log_at, nearest, read_experiment, read_yaml
+from bachlib.experiment.settings import (
+    SINGLE,
+    Experiment,
+    checked,
+    is_overlay,
+    log_at,
+    nearest,
+    params_file,
+    read_experiment,
+    read_yaml,
+)
 from bachlib.experiment.stages import data_name, heads_of, label, measured, run_name
 from bachlib.files import (
     RUN_DIR,
@@ -56,7 +66,9 @@ class SweepFile(Params):
 
     name: str = Field(pattern=r"^[\w][\w.-]*$")
     about: str = Field("", description="which table or claim of the paper it is for")
-    base: list[str] = Field(min_length=1, description="experiments, as files of params/ or paths")
+    base: list[str] = Field(
+        min_length=1, description="experiments, as files of params/ or paths; an overlay changes those before it"
+    )
     set: dict[str, Any] = Field({}, description="values that replace those of the experiments, for all points")
     grid: dict[str, list[Any]] = Field(min_length=1, description="parameter: its values")
     layout: Literal["main", "matched", "data"] = Field(
@@ -154,19 +166,37 @@ def is_sweep(path: str | Path) -> bool:
 def expand(file: SweepFile, path: Path) -> list[Point]:
     """The points of a sweep in the order of its file, each training once."""
     points: dict[str, Point] = {}
-    for base in file.base:
+    bases = chains(file.base, path)
+    for base, *overlays in bases:
         for chosen in product(*file.grid.values()):
             where = dict(zip(file.grid, chosen, strict=True))
             more = {**file.set, **where, "notebooks": [SINGLE]}
             try:
-                p = read_experiment(base, more)
+                p = read_experiment(base, more, overlays)
             except BachError as error:
                 told = ", ".join(f"{key} = {value}" for key, value in where.items())
                 raise BachError(f"{path}, at {told}: {error}") from None
             p = p.model_copy(update={"k": heads_of(p), "name": run_name(p)})
-            several = {"experiment": Path(base).stem} if len(file.base) > 1 else {}
+            several = {"experiment": "-".join(Path(x).stem for x in (base, *overlays))} if len(bases) > 1 else {}
             points.setdefault(p.name, Point(p, {"data": label(p), **several} | {key: getattr(p, key) for key in where}))
     return list(points.values())
+
+
+def chains(bases: Sequence[str], path: Path) -> list[list[str]]:
+    """[ml20m, taobao, letter] → [[ml20m, letter], [taobao, letter]]: an overlay changes the experiments before it."""
+    found: list[list[str]] = []
+    for base in bases:
+        try:
+            values = read_yaml(params_file(base))
+        except BachError as error:
+            raise BachError(f"{path}: base: {error}") from None
+        if not is_overlay(values):
+            found.append([base])
+        elif found:
+            found = [[*chain, base] for chain in found]
+        else:
+            raise BachError(f"{path}: base: {base} is an overlay; name an experiment before it, e.g. [ml20m, {base}]")
+    return found
 
 
 def _beside(base: str, path: Path) -> str:

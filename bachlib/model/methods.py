@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 import inspect
+import re
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -82,13 +84,15 @@ def build(
     encoder: nn.Module | None = None,
     item_tower: nn.Module | None = None,
     gate: nn.Module | None = None,
+    name: str | None = None,
     **model_params: Any,
 ) -> TwoTower | MostPop:
     """The untrained model of a method on a data set; `model_params` are the fields of `ModelParams`.
 
-    It is in evaluation mode, so that scores do not change from call to call; `fit` trains it.
+    It is in evaluation mode, so that scores do not change from call to call; `fit` trains it. `name`: of its row in
+    tables, for a row or parts of your own [default: the method and your parts, "p-bach (encoder = GRU)"].
     """
-    name, row = (method, METHODS.get(method)) if isinstance(method, str) else ("own", method)
+    of, row = (method, METHODS.get(method)) if isinstance(method, str) else ("own", method)
     if row is None:
         raise BachError(f"method {method!r} is unknown; the methods are {', '.join(METHODS)}")
     known = row.encoder in {*ENCODERS, None} and row.objective in OBJECTIVES
@@ -97,15 +101,16 @@ def build(
             f"{row} is invalid: the encoder should be one of {', '.join(ENCODERS)}, the objective one of "
             f"{', '.join(OBJECTIVES)}; elbo needs a kernel, the other objectives have none"
         )
-    p = validated(ModelParams, {"k": k, **model_params}, f"model {name}")
+    p = validated(ModelParams, {"k": k, **model_params}, f"model {of}")
     k, parts = row.heads_for(p.k), {"encoder": encoder, "item_tower": item_tower, "gate": gate}
     own = {part: _known_as(module) for part, module in parts.items() if module is not None}
-    config = {"method": name, "row": row._asdict(), "params": p.model_dump() | {"k": k}, "own": own}
+    config = {"method": of, "row": row._asdict(), "params": p.model_dump() | {"k": k}, "own": own}
+    config |= {} if name is None else {"name": _checked(name)}
     if row.objective == "counts":
         _read_context(p.context, name, dataset, {})
         return _on_data(MostPop(dataset, config), dataset)
     if row.kernel is None and p.kernel is not None:
-        raise BachError(f"kernel={p.kernel!r}: {name} has no kernel; only the BACH methods have one")
+        raise BachError(f"kernel={p.kernel!r}: {of} has no kernel; only the BACH methods have one")
     if p.pi == "table" and dataset.cold is not None:
         raise BachError("pi='table' cannot train a row for a cold user; use pi='gate'")
     with torch.random.fork_rng(devices=[]):
@@ -143,12 +148,22 @@ def _on_data(model: TwoTower | MostPop, dataset: Dataset) -> TwoTower | MostPop:
     return model.eval()
 
 
+def _checked(name: str) -> str:
+    """A name for a row of tables, which has to be told apart from the methods and from what tables add in brackets."""
+    taken = name.casefold() in {*METHODS, "own"} if isinstance(name, str) else False
+    if taken or not isinstance(name, str) or not re.fullmatch(r"\w([\w .+-]*[\w.+-])?", name):
+        why = "this is the name of a method" if taken else "letters, digits, spaces and . + - _ are allowed"
+        raise BachError(f"name={name!r}: should be a short name of your own for this model; {why}")
+    return name
+
+
 def _known_as(module: nn.Module) -> str:
-    """The name of a module's class and, if its source is available, a hash of it: a changed class is another module."""
-    try:
-        return f"{type(module).__name__} {short_hash(inspect.getsource(type(module)))}"
-    except (OSError, TypeError):
-        return type(module).__name__
+    """The name of a module's class and a hash of its layers, shapes and source: a changed module is another one."""
+    shapes = [(name, list(of.shape)) for name, of in (*module.named_parameters(), *module.named_buffers())]
+    told = [re.sub(r" at 0x\w+", "", repr(module)), shapes]
+    with suppress(OSError, TypeError):  # a class made in a shell has no source
+        told.append(inspect.getsource(type(module)))
+    return f"{type(module).__name__} {short_hash(told)}"
 
 
 @lru_cache(maxsize=4)

@@ -1,4 +1,4 @@
-"""Item tower, CLS-token Transformer, gating tower, κ-net and codebooks (figure 3, appendix B).
+"""Item tower, CLS-token Transformer, gating tower, κ-net and codebooks (figure 4, appendix B).
 
     item tower     v_i = unit(e_i + MLP(e_i)), e frozen PureSVD rows, the MLP's last layer starting at zero
     CLS tower      k learned tokens read the history through one pre-LN Transformer layer; their outputs are the heads

@@ -1,4 +1,4 @@
-"""Metrics of rankings and slates, per user (section 5, "Metrics"); vectorised over users.
+"""Metrics of rankings and slates, per user (section 6.1, "Metrics"); vectorised over users.
 
 `ranked` holds item ids, best first: (n,) for one user or (U, n) for many, padded with −1. `relevant` holds ids: a list,
 set or array for one user, (U, m) or a list of lists for many, padded with −1. One user gives a number, many an array.

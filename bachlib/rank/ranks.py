@@ -1,4 +1,4 @@
-"""The ranks of a user's held-out items in the whole catalogue (section 5).
+"""The ranks of a user's held-out items in the whole catalogue (section 6.1).
 
 Earlier items of the user are left out, and items with equal scores rank by their number. Training ranks its validation
 items and `evaluate` its test items with the same functions.

@@ -3,7 +3,8 @@
     text = page(notebook)                                    # a section for each `## ` heading
     text = page([("00_tour", first), ("01_sphere", second)])  # a section for each notebook
 
-Every cell and every output is on the page; only cells tagged `lesson` can be left out. Text of notebooks is sanitised
+Every cell and every output is on the page; only cells tagged `lesson` can be left out (`bach run` leaves out these
+texts before it executes a notebook with other parameters than its own). Text of notebooks is sanitised
 and all else is escaped, so that nothing of somebody's data becomes markup. Figures and the data of sliders are JSON,
 which `page.js` reads. The content security policy of the page forbids it to load anything.
 """

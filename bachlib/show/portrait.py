@@ -89,7 +89,8 @@ class Portrait:
     def facts(self) -> HTML:
         """The run in one sentence."""
         identity, best = self.about["identity"], self.about.get("best")
-        told = f"A training run: method {identity['model'].get('method')}, data {identity['data']['name']}, "
+        name = f" (named {name})" if (name := identity["model"].get("name")) else ""
+        told = f"A training run: method {identity['model'].get('method')}{name}, data {identity['data']['name']}, "
         told += f"status {self.about['status']}"
         told += f", best epoch {best['epoch']}, validation AUPRC {best['auprc']:.4f}" if best else ""
         return say(f"{told}.")
@@ -101,22 +102,23 @@ class Portrait:
         own, others = self.evaluation, comparable(self.evaluation, self.folder)
         who = f"{own.protocol['users']['n']:,} {'cold ' if own.protocol['users']['which'] == 'cold' else ''}users"
         lead = f"The test items of {who}, ranked among the whole catalogue without the items the user already had."
+        rows = tables.grouped([own, *others])  # the seeds of a method together, in the table and in the figure
         if others:
             several = "runs lie" if len(others) > 1 else "run lies"
             lead += f" {len(others)} other evaluated {several} beside this one and can be compared with it."
-            rows = tables.grouped([own, *others])
             baselines = [name for name, group in rows.items() if group[0].label == "all-multihead"]
             baselines += [name for name, group in rows.items() if any(e is own for e in group)]
             table = tables.table([own, *others], baselines[0])
+            if max(map(len, rows.values())) > 1:
+                lead += " The table and the curves combine the seeds of a row. All other sections show this run alone."
         else:
             lead += " Single seed: the intervals, bootstrapped over users, do not include variation between trainings."
             table = means(own)
-        curves: dict[str, np.ndarray] = {}
-        for e in (own, *others):
-            curves.setdefault(label(e.label), e.ranks)
+        ordered = sorted(rows, key=lambda name: all(e is not own for e in rows[name]))  # its own row first
+        curves = {label(name, 60): np.concatenate([e.ranks for e in rows[name]]) for name in ordered}
         drawn = plots.recall_curves(dict(list(curves.items())[:CURVES]), up_to=min(500, self.dataset.n_items - 1))
         if len(curves) == 1:
-            found = (own.ranks <= 50).mean()
+            found = (next(iter(curves.values())) <= 50).mean()
             drawn.update_layout(title_text=f"{found:.1%} of the held-out items are among the first 50")
         return [say(lead), table, drawn]
 
@@ -169,7 +171,7 @@ class Portrait:
             text = f"On average the largest of a user's heads has {of.pi.max(1).mean():.0%} of π"
             drawn.append(plots.pi_admixture(of.pi[:, of.shown], of.cluster, of.names, of.shown, text))
         held = diagnostics.pi_calibration(diagnostics.held_out(model, self.dataset, of.users))
-        name = label(model.config.get("method", "model"))
+        name = label(self.evaluation.label)
         drawn.append(plots.calibration_curves({name: held.bins}, {name: held.ece}, "π<sub>u</sub>"))
         kappa, tight, head = _tightness(model, self.dataset, of)
         if len(np.unique(kappa)) > 2 and len(np.unique(tight)) > 2:
@@ -257,7 +259,7 @@ def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, An
 
 def comparable(own: Evaluation, folder: Path) -> list[Evaluation]:
     """Evaluated runs beside this one that were measured in the same way, each training once."""
-    same = ("method", "seed", "model", "train", "status", "weights")  # equal in evaluations of the same training
+    same = ("method", "row", "own", "name", "seed", "model", "train", "status", "weights")  # equal for one training
     found = {canonical_json([own.about.get(key) for key in same]): own}
     for path in sorted(folder.resolve().parent.glob("*/evaluation-test.json")):
         with suppress(BachError, KeyError, OSError, ValueError):  # measured otherwise, or damaged: not ours to mend

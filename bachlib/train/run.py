@@ -81,7 +81,7 @@ class Run:
                 raise BachError(f"{folder} was trained with your own {', '.join(config['own'])}: pass model=")
             params = dict(config["params"])
             method = config["method"] if config["method"] != "own" else Method(**config["row"])
-            model = build(method, dataset, params.pop("k"), **params)
+            model = build(method, dataset, params.pop("k"), name=config.get("name"), **params)
         dataset.check_same(about["identity"]["data"]["content_hash"], f"{folder} was trained")
         if any(True for _ in model.parameters()):
             load_weights(model, folder / f"{weights}.safetensors")
@@ -108,7 +108,8 @@ def name_of_run(config: dict[str, Any], data: dict[str, Any], train: dict[str, A
     chosen |= {"context": data["context"]} if "context" in data else {}
     chosen |= {"train": {key: value for key, value in train.items() if key not in ("device", "checkpoint_seconds")}}
     label, k = re.sub(r"-[0-9a-f]{8}$", "", data["name"]), config.get("params", {}).get("k", "")
-    return f"{config.get('method', 'own')}-{label}-k{k}-s{train['seed']}-{short_hash(chosen)}"
+    method = config.get("name", config.get("method", "own")).replace(" ", "-")
+    return f"{method}-{label}-k{k}-s{train['seed']}-{short_hash(chosen)}"
 
 
 def find_run(name: str | Path) -> Path:

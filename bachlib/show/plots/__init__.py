@@ -20,7 +20,7 @@ from bachlib.show.plots.serve import (
 from bachlib.show.plots.sphere import (
     cosine_of_samples, kernels_against_cosine, kernels_matched, log_normalizers, mixture_on_sphere, sphere,
 )
-from bachlib.show.plots.style import COLOURS, colour, dark, use
+from bachlib.show.plots.style import COLOURS, colour, dark, noted, use
 from bachlib.show.plots.sweep import by_axis, kappa_bounds, parallel_coordinates
 from bachlib.show.plots.train import (
     collapse_race, elbo_terms, elbo_waterfall, gamma_on_great_circle, gap_against_kappa, gradient_heads,

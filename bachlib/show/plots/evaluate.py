@@ -100,17 +100,17 @@ def trap_changes(changes: pd.DataFrame) -> go.Figure:
 
 
 def paper_and_ours(gains: pd.DataFrame, over: str) -> go.Figure:
-    """Relative gains over a method as dots: ours with intervals, the paper's without. Columns: metric, source, gain,
-    and for ours low, high."""
+    """Relative gains over a method as dots with bars: ours with intervals; the paper's (open, the source begins with
+    "paper") with their bounds by rounding. Columns: metric, source, gain, low, high."""
     figure = go.Figure()
     for n, (source, rows) in enumerate(gains.groupby("source", sort=False)):
-        error = interval(rows, "gain", 100) if rows["low"].notna().any() else None
+        error, paper = interval(rows, "gain", 100), source.startswith("paper")
         figure.add_scatter(
             x=rows["metric"], y=100 * rows["gain"], mode="markers", name=source, error_y=error,
-            marker={"size": 12, "color": COLOURS[n], "symbol": "circle" if error else "diamond-open"},
+            marker={"size": 12, "color": COLOURS[n], "symbol": "diamond-open" if paper else "circle"},
         )  # fmt: skip
     figure.add_hline(y=0, line={"color": INK, "width": 1})
-    low = gains["low"].dropna()
+    low = gains.loc[~gains["source"].str.startswith("paper"), "low"]
     return figure.update_layout(
         title=f"Our gain over {over} is above zero with its whole interval in {(low > 0).sum()} of {len(low)} metrics",
         yaxis_title=f"gain over {over}, %", xaxis_type="category", scattermode="group", scattergap=0.6,

@@ -89,6 +89,11 @@ def diagonal(figure: go.Figure, column: int) -> None:
     figure.update_xaxes(range=[0, 1]).update_yaxes(range=[0, 1])
 
 
+def noted(figure: go.Figure, where: str) -> go.Figure:
+    """The figure with the origin of its numbers in the title: the seed, the world, the scale."""
+    return figure.update_layout(title_text=f"{figure.layout.title.text} ({where})")
+
+
 def interval(rows: pd.DataFrame, value: str, scale: int = 1) -> dict[str, Any]:
     """Error bars from the columns low and high."""
     above, below = scale * (rows["high"] - rows[value]), scale * (rows[value] - rows["low"])

@@ -11,7 +11,7 @@ from bachlib.model import mixture
 from bachlib.show.plots.heads import by_head
 from bachlib.show.plots.style import COLOURS, GREY, INK, PAPER, colour, diagonal, side_by_side, tag
 
-PAPER_KAPPA = {"power-spherical": (20, 30), "von-mises-fisher": (17, 21)}  # section 5.4: where the largest κ end
+PAPER_KAPPA = {"power-spherical": (20, 30), "von-mises-fisher": (17, 21)}  # section 6.5: where the largest κ end
 Histories = dict[str, pd.DataFrame]
 
 
