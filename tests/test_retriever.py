@@ -88,7 +88,7 @@ def test_one_many_ragged_and_tensors(world, histories):
     ragged = [histories[0][-1:].tolist(), histories[1].tolist(), []]
     slate = retriever.retrieve(ragged, 7)
     np.testing.assert_array_equal(slate.items[1], batch.items[1])
-    np.testing.assert_array_equal(slate.items[2], retriever.retrieve([], 7).items[0])  # an empty history is one too
+    np.testing.assert_array_equal(slate.items[2], retriever.retrieve([[]], 7).items[0])  # an empty history is one too
     own = histories[0].tolist()
     series = pd.Series(own, index=range(100, 100 + len(own)))
     for other in (tuple(own), series, [series], np.array([own, own[:3]], object)):
