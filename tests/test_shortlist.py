@@ -96,7 +96,9 @@ def test_items_with_equal_vectors_are_not_called_apart(world, histories):
     of = shortlist(retriever, histories[0])
     found = rerank(of, of.pi, K)
     assert found.enough and not found.apart
-    np.testing.assert_array_equal(found.items, retriever.retrieve([histories[0]], K).items[0])
+    wanted = retriever.retrieve([histories[0]], K).items[0]
+    np.testing.assert_array_equal(np.sort(found.items[:2]), np.sort(wanted[:2]))  # equal: in either order
+    np.testing.assert_array_equal(found.items[2:], wanted[2:])
 
 
 def test_a_user_with_a_free_pi(world, histories):

@@ -26,7 +26,7 @@ from bachlib.serve.exact import thresholds_of
 Kind = Literal["hnsw", "ivf"]
 Ask = Literal["enough", "every"]
 FEW = 8  # items that a light head shows
-SMALL = 10_000  # items: up to this number comparing all of them is as fast as a graph, and misses nothing
+SMALL = 20_000  # items: up to this number comparing all of them is faster than a graph, and misses nothing
 ONE_REQUEST = 64  # heads: more of them are worth several threads
 
 
