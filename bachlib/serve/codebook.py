@@ -7,10 +7,11 @@ is above the bound: no unseen item can be better. If that would take longer than
 used. Both keep all items that rounding could have changed and end in `density`, so the slate is proved to be exact.
 
 **From the lists alone** (`CodebookLists`): L entries per prototype, no (n, k) table. An entry is an item and its S. Let
-e_r be the S at the end of list r. An item scores at most Σ_r π_r e_r + Σ_{r: i is in list r} π_r (S_ir − e_r), the
-first sum if it is in no list. The items of the lists are scored by `density` from the largest bound down, until the
-K-th best is above the next bound. So the slate is the best of the union of the lists, the paper's rule. It is the best
-of the catalogue if the K-th is above Σ_r π_r e_r, too: only then is it proved.
+e_r be the S at the end of list r. The lists reweighted by π_u bound the score of each of their items: from below by
+Σ π_r S_ir over the lists that hold it, from above by that and Σ π_r e_r over the others. Items that may be among the
+best K get a closer bound from one float32 product, and are scored by `density` from the largest bound down. So the
+slate is the best of the union of the lists, the paper's rule. It is the best of the catalogue if the K-th is above
+Σ_r π_r e_r, which is what an item of no list can reach: only then is it proved.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from bachlib.serve import exact
-from bachlib.serve.density import Best, LeftOut, Query, Rule
+from bachlib.serve.density import Best, LeftOut, Query, Rule, rounding
 from bachlib.serve.kernels import STEP, TRUSTED, descend
 
 DENSE_SHARE = 1 / 6  # of the catalogue: scoring more rows one by one takes longer than the dense product
@@ -141,14 +142,24 @@ def from_lists(
             full = exact.top_k(best.query[u : u + 1], arrays.items, K, left_out[u : u + 1])
             best.scores[u], best.found[u], scored[u], proved[u] = full.scores[0], full.found[0], n, True
             continue
-        more, unseen = np.bincount(flat, (weight[u][:, None] * above).ravel(), minlength=n)[places], weight[u] @ end
-        log_bound, log_unseen = (np.log(x * (1 + ROUNDED) + k * TINY) + log_unit[u] for x in (more + unseen, unseen))
-        order = np.argsort(-log_bound)
-        while scored[u] < len(order) and log_bound[order[scored[u]]] >= best.worst[u]:
+        at_least, more = (
+            np.bincount(flat, (weight[u][:, None] * of).ravel(), minlength=n)[places] for of in (arrays.entries, above)
+        )
+        unseen = weight[u] @ end
+        kth = np.partition(at_least, -K)[-K] * (1 - ROUNDED)
+        places = places[(more + unseen) * (1 + ROUNDED) + k * TINY >= kth]
+        light = weight[u] < 1e-3 * unseen / k  # all together: at most a thousandth of what an unseen item can reach
+        query = best.query[u : u + 1]
+        heavy = Query(query.heads[:, ~light], query.log_weight[:, ~light], query.kappa[:, ~light], rule)
+        bound = heavy.bound(arrays.items[places] @ arrays.prototypes[~light].T + rounding(arrays.items.shape[1]))
+        with np.errstate(divide="ignore"):
+            bound = np.logaddexp(bound, np.log(weight[u][light].sum()) + log_unit[u]) + 1e-9
+        order = np.argsort(-bound)
+        while scored[u] < len(order) and bound[order[scored[u]]] >= best.worst[u]:
             some = places[order[scored[u] : scored[u] + K]]
             best.offer(np.full(len(some), u), some)
             scored[u] += len(some)
-        proved[u] |= best.worst[u] > log_unseen
+        proved[u] |= best.worst[u] > np.log(unseen * (1 + ROUNDED) + k * TINY) + log_unit[u]
     return best, scored, proved
 
 
