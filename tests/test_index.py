@@ -298,12 +298,12 @@ def test_100_000_requests_from_several_threads(world, histories):
     """The same answers as one thread gives, to the bit, and no more memory in the end than after a warm-up."""
     retriever = made(world, "p-bach-global", "codebook", k=8)
     by_pi = retriever.retrieve(histories, 5).pi
-    wanted = {("pi", u): retriever.retrieve([], 5, pi=by_pi[u]) for u in range(30)}
+    wanted = {("pi", u): retriever.retrieve([[]], 5, pi=by_pi[u]) for u in range(30)}
     wanted |= {("history", u): retriever.retrieve(histories[u], 5) for u in range(30)}
 
     def ask(n: int) -> bool:
         kind, u = ("history" if n % 8 == 0 else "pi"), n // 8 % 30
-        slate = retriever.retrieve(histories[u], 5) if kind == "history" else retriever.retrieve([], 5, pi=by_pi[u])
+        slate = retriever.retrieve(histories[u], 5) if kind == "history" else retriever.retrieve([[]], 5, pi=by_pi[u])
         other = wanted[kind, u]
         return bool(
             (slate.items == other.items).all() and (slate.scores == other.scores).all() and slate.certified.all()

@@ -88,7 +88,7 @@ def test_one_many_ragged_and_tensors(world, histories):
     ragged = [histories[0][-1:].tolist(), histories[1].tolist(), []]
     slate = retriever.retrieve(ragged, 7)
     np.testing.assert_array_equal(slate.items[1], batch.items[1])
-    np.testing.assert_array_equal(slate.items[2], retriever.retrieve([], 7).items[0])  # an empty history is one too
+    np.testing.assert_array_equal(slate.items[2], retriever.retrieve([[]], 7).items[0])  # an empty history is one too
     own = histories[0].tolist()
     series = pd.Series(own, index=range(100, 100 + len(own)))
     for other in (tuple(own), series, [series], np.array([own, own[:3]], object)):
@@ -315,13 +315,9 @@ def test_small_things_of_requests(world, histories):
 def test_a_slate_can_be_read(world, histories):
     slate = made(world).retrieve(histories[0], 5)
     table = slate.table(0, world.items)
-    assert list(table) == ["item", "score", "head", "share", "title", "genres"] and table.index.tolist() == [
-        1,
-        2,
-        3,
-        4,
-        5,
-    ]
+    assert list(table) == ["item", "raw_id", "score", "head", "share", "title", "genres"]
+    assert table.index.tolist() == [1, 2, 3, 4, 5]
+    assert table["raw_id"].tolist() == world.items["raw_id"][slate.items[0]].tolist()
     assert table["title"].iloc[0] == world.items["title"][slate.items[0, 0]]
     assert (table["share"].to_numpy() == slate.head_share[0].max(1)).all()
     for wrong in ([0, 1, 2], [[5]], [[0.5]], [[0], [1]]):

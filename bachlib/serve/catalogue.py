@@ -1,20 +1,103 @@
 """The served items: numbers, vectors and what was computed from them. A catalogue is replaced, never changed.
 
 An item keeps its number. An item that is no longer served stays known, because histories may hold it; an item that came
-after training has a number beyond the data set's. Below: checks of the item numbers and vectors that users give.
+after training has a number beyond the data set's. `Labels` are the items' raw ids (those of the user's log) and genres.
+Below: checks of the numbers, raw ids and vectors that users give.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from bachlib import BachError
-from bachlib.serve.codebook import CodebookArrays
+from bachlib.serve.codebook import CodebookArrays, CodebookLists
 from bachlib.serve.density import LeftOut
+
+Genres = Sequence[Sequence[str]]  # those of each item
+
+
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """What the log calls the known items, by number. Either may be missing."""
+
+    raw_ids: list | None = None  # None for an item without
+    genres: Genres | None = None
+
+    @classmethod
+    def of(cls, n: int, raw_ids: Any = None, genres: Any = None) -> Labels:
+        """Labels of n items; lists that are given may be longer."""
+        for name, given in (("genres", genres), ("raw_ids", raw_ids)):
+            if given is not None and len(given) < n:
+                raise BachError(f"{name} should hold those of each of {n:,} items; got {len(given):,}")
+        made = cls(None if raw_ids is None else plain(raw_ids), None if genres is None else list(genres))
+        made.number  # noqa: B018  raises an error if two items have the same id
+        return made
+
+    def resized(self, n: int) -> Labels:
+        """For n known items: those that came later have no labels yet."""
+        raw_ids = self.raw_ids and [*self.raw_ids[:n], *[None] * (n - len(self.raw_ids))]
+        return Labels(raw_ids, self.genres and [*self.genres[:n], *[[]] * (n - len(self.genres))])
+
+    def replaced(self, raw_ids: Any, genres: Any) -> tuple[list | None, list | None]:
+        """(raw ids, genres), those given in place of the first ones here."""
+        given = (raw_ids if raw_ids is None else plain(raw_ids), genres if genres is None else list(genres))
+        own = (self.raw_ids, self.genres)
+        return tuple(a if b is None else [*b, *(a or [])[len(b) :]] for a, b in zip(own, given, strict=True))
+
+    def extended(self, m: int, raw_ids: Any = None, genres: Any = None) -> Labels:
+        """Labels with those of m more items."""
+        for name, given in (("genres", genres), ("raw_ids", raw_ids)):
+            if given is not None and len(given) != m:
+                raise BachError(f"{name} should hold those of each of {m} new items; got {len(given)}")
+            if given is not None and getattr(self, name) is None:
+                raise BachError(f"{name} of new items need those of all others: Retriever(model, {name}=…)")
+        raw_ids = self.raw_ids and [*self.raw_ids, *([None] * m if raw_ids is None else plain(raw_ids))]
+        return Labels.of(0, raw_ids, self.genres and [*self.genres, *([[]] * m if genres is None else genres)])
+
+    @cached_property
+    def number(self) -> dict[Any, int]:
+        """Raw id → item number."""
+        made = {raw: item for item, raw in enumerate(self.raw_ids or []) if raw is not None}
+        if len(made) < len(self.raw_ids or []) - (self.raw_ids or []).count(None):
+            twice = next(raw for item, raw in enumerate(self.raw_ids) if raw is not None and made[raw] != item)
+            raise BachError(f"raw_ids: two items have the id {twice!r}; each item needs its own")
+        return made
+
+    def raw_of(self, items: Int[np.ndarray, "B K"]) -> np.ndarray | None:
+        """The raw ids of items; None if there are none."""
+        if self.raw_ids is None:
+            return None
+        made = np.empty(items.shape, object)
+        made.ravel()[:] = [self.raw_ids[item] for item in items.ravel().tolist()]
+        return made
+
+    def known_ids(self, name: str, given: Any) -> Int[np.ndarray, " m"]:
+        """Item numbers of raw ids; an error names the unknown ones and what they may be meant to be."""
+        given = plain(given)
+        try:
+            unknown = [raw for raw in given if isinstance(raw, bool) or raw not in self.number]
+        except TypeError:  # a list in a list
+            raise BachError(f"{name} should be a list of ids of the log; got {given!r:.60}") from None
+        if unknown:
+            told = ", ".join(f"{raw!r} (the nearest is {self._nearest(raw)!r})" for raw in unknown[:5])
+            more = f" and {len(unknown) - 5:,} more" if len(unknown) > 5 else ""
+            raise BachError(f"{name}: the log has no item {told}{more}")
+        return np.array([self.number[raw] for raw in given], np.int64)
+
+    def _nearest(self, raw: Any) -> Any:
+        spelt, numbers = {str(known): known for known in self.number}, (int, float)
+        if str(raw) in spelt:  # a number for a text, or a text for a number
+            return spelt[str(raw)]
+        if isinstance(raw, numbers) and raw == raw and all(isinstance(known, numbers) for known in self.number):
+            return min(self.number, key=lambda known: abs(known - raw))
+        return spelt[get_close_matches(str(raw), [*spelt][:50_000], 1, 0)[0]]
 
 
 class Catalogue(NamedTuple):
@@ -23,7 +106,8 @@ class Catalogue(NamedTuple):
     numbers: Int[np.ndarray, " n"]  # of the served items, ascending
     items: Float[np.ndarray, "n d"]  # their vectors
     index: Any = None  # `Neighbours` for two-step
-    codebook: CodebookArrays | None = None
+    codebook: CodebookArrays | CodebookLists | None = None
+    labels: Labels = Labels()
 
     @classmethod
     def of(cls, vectors: np.ndarray, tokens: np.ndarray | None = None, numbers: np.ndarray | None = None) -> Catalogue:
@@ -66,18 +150,34 @@ def known_ids(name: str, given: Any, n: int, pads: bool = False) -> Int[np.ndarr
     return ids[ids >= 0].astype(np.int64)
 
 
-def lists_of(name: str, given: Any, n: int, B: int | None = None) -> list[Int[np.ndarray, " m"]]:
-    """(B, m) numbers, a list of lists, or one list: for one request, or with `B` for all of them."""
+def lists_of(name: str, given: Any, known: int | Labels, B: int | None = None) -> list[Int[np.ndarray, " m"]]:
+    """The item numbers of each request. `given`: (B, m) numbers (with `Labels`: raw ids), a list of lists, or one list
+    for one request or, with `B`, for all of them. `known`: how many items there are, or what they are called.
+    """
+    raw = isinstance(known, Labels)
+    if raw and known.raw_ids is None:
+        raise BachError(f"{name}: the ids of the log are not known here; give Retriever(model, dataset=…) or raw_ids=")
+    of, ids = ("ids of the log", known.known_ids) if raw else ("item numbers", partial(known_ids, n=known, pads=True))
     if hasattr(given, "__array__"):  # tensors and pandas columns, too
         given = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable) or getattr(given, "ndim", 1) == 0:
-        raise BachError(f"{name} should be a list of item numbers, or one list per request; got {given!r:.60}")
+        raise BachError(f"{name} should be a list of {of}, or one list per request; got {given!r:.60}")
     rows = list(given)
-    if not any(isinstance(row, Iterable) for row in rows) and getattr(given, "ndim", 1) <= 1:
-        return [known_ids(name, rows, n, pads=True)] * (B or 1)
+    if not any(isinstance(row, Iterable) and not (raw and isinstance(row, str | bytes)) for row in rows):
+        if not rows and B is None:
+            return []
+        if getattr(given, "ndim", 1) <= 1:
+            return [ids(name, rows)] * (B or 1)
     if B is not None and len(rows) != B:
         raise BachError(f"{name} has {len(rows)} lists for {B} requests: give one per request, or one list for all")
-    return [known_ids(f"{name} of request {row}", one, n, pads=True) for row, one in enumerate(rows)]
+    if raw and (alone := [row for row in rows if isinstance(row, str | bytes) or not isinstance(row, Iterable)]):
+        raise BachError(f"{name} should be a list of {of}, or one list per request; got {alone[0]!r} among lists")
+    return [ids(f"{name} of request {row}", one) for row, one in enumerate(rows)]
+
+
+def plain(given: Any) -> list:
+    """A list of Python's own numbers and texts, from an array, a tensor, a pandas column or a list."""
+    return [raw.item() if isinstance(raw, np.generic) else raw for raw in getattr(given, "tolist", given.__iter__)()]
 
 
 def as_numbers(name: str, given: Any) -> Float[np.ndarray, "n d"]:

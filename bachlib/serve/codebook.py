@@ -5,20 +5,30 @@ known beforehand. Each prototype's items are sorted by S. A threshold algorithm 
 that matter, always where the bound Σ_r π_r S(r, depth_r) falls most, scores each new item, and stops when the K-th best
 is above the bound: no unseen item can be better. If that would take longer than the dense product S π, the product is
 used. Both keep all items that rounding could have changed and end in `density`, so the slate is proved to be exact.
+
+**From the lists alone** (`CodebookLists`): L entries per prototype, no (n, k) table. An entry is an item and its S. Let
+e_r be the S at the end of list r. The lists reweighted by π_u bound the score of each of their items: from below by
+Σ π_r S_ir over the lists that hold it, from above by that and Σ π_r e_r over the others. Items that may be among the
+best K get a closer bound from one float32 product, and are scored by `density` from the largest bound down. So the
+slate is the best of the union of the lists, the paper's rule. It is the best of the catalogue if the K-th is above
+Σ_r π_r e_r, which is what an item of no list can reach: only then is it proved.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
-from bachlib.serve.density import Best, LeftOut, Query, Rule
+from bachlib.serve import exact
+from bachlib.serve.density import Best, LeftOut, Query, Rule, rounding
 from bachlib.serve.kernels import STEP, TRUSTED, descend
 
 DENSE_SHARE = 1 / 6  # of the catalogue: scoring more rows one by one takes longer than the dense product
 TINY = 1e-30  # relative to its prototype's largest density, smaller ones count as 0
+ROUNDED = 1e-6  # relative: more than a density is off as float32 (6e-8)
 
 
 class CodebookArrays(NamedTuple):
@@ -32,6 +42,25 @@ class CodebookArrays(NamedTuple):
     peak: Float[np.ndarray, " k"]  # the largest log S of each prototype
     lists: Int[np.ndarray, "k L"]  # rows of items, largest density first
 
+    @property
+    def nbytes(self) -> int:
+        """Memory beside that of the items."""
+        return sum(array.nbytes for name, array in self._asdict().items() if name != "items")
+
+
+class CodebookLists(NamedTuple):
+    """Everything needed for serving from lists of L entries; each array may be a memory-mapped file."""
+
+    prototypes: Float[np.ndarray, "k d"]  # unit, float32
+    kappa: Float[np.ndarray, " k"]
+    log_c: Float[np.ndarray, " k"]  # log C_d(κ_r)
+    items: Float[np.ndarray, "n d"]  # unit, float32
+    peak: Float[np.ndarray, " k"]  # the largest log S of each prototype
+    lists: Int[np.ndarray, "k L"]  # rows of items, largest density first
+    entries: Float[np.ndarray, "k L"]  # their S_ir / exp(peak_r), float32
+
+    nbytes = CodebookArrays.nbytes
+
 
 def compute(
     prototypes: np.ndarray, kappa: np.ndarray, log_c: np.ndarray, items: np.ndarray, rule: Rule, length: int = 0
@@ -40,16 +69,33 @@ def compute(
     n, k = len(items), len(prototypes)
     length = min(n, length or max(4096, n // 8))
     density, lists, peak = np.empty((n, k), np.float32), np.empty((k, length), np.int32), np.empty(k)
-    wide = items.astype(np.float64)
-    for r in range(k):
+    for r, (s, near, peak[r]) in enumerate(_sorted(prototypes, kappa, log_c, items, rule, length)):
+        density[:, r], lists[r] = s, near
+    return CodebookArrays(prototypes, kappa, log_c, items, density, peak, lists)
+
+
+def compute_lists(
+    prototypes: np.ndarray, kappa: np.ndarray, log_c: np.ndarray, items: np.ndarray, rule: Rule, length: int
+) -> CodebookLists:
+    """Lists of `length` with their densities, one prototype after the other: there is never an (n, k) table."""
+    length, k = min(len(items), length), len(prototypes)
+    lists, entries, peak = np.empty((k, length), np.int32), np.empty((k, length), np.float32), np.empty(k)
+    for r, (s, near, peak[r]) in enumerate(_sorted(prototypes, kappa, log_c, items, rule, length)):
+        entries[r], lists[r] = s[near], near
+    return CodebookLists(prototypes, kappa, log_c, items, peak, lists, entries)
+
+
+def _sorted(
+    prototypes: np.ndarray, kappa: np.ndarray, log_c: np.ndarray, items: np.ndarray, rule: Rule, length: int
+) -> Iterator[tuple[Float[np.ndarray, " n"], Int[np.ndarray, " L"], float]]:
+    """Of each prototype: densities relative to the largest, rows of the first `length`, log of the largest."""
+    n, wide = len(items), items.astype(np.float64)
+    for r in range(len(prototypes)):
         query = Query(prototypes[None, r : r + 1], log_c[None, r : r + 1], kappa[None, r : r + 1], rule)
         log_s = query.terms_at((wide @ prototypes[r].astype(np.float64))[:, None])[:, 0]
-        peak[r] = log_s.max()
-        s = np.exp(log_s - peak[r])
-        density[:, r] = np.where(s < TINY, 0, s)
+        s = np.exp(log_s - log_s.max())
         near = np.argpartition(-s, length - 1)[:length] if length < n else np.arange(n)
-        lists[r] = near[np.lexsort((near, -s[near]))]
-    return CodebookArrays(prototypes, kappa, log_c, items, density, peak, lists)
+        yield np.where(s < TINY, 0, s), near[np.lexsort((near, -s[near]))], log_s.max()
 
 
 def top_k(
@@ -57,12 +103,8 @@ def top_k(
 ) -> tuple[Best, Int[np.ndarray, " B"]]:
     """(the exact best K of every π_u, number of rows looked at: all of them if the dense product was used)."""
     B, (n, k) = len(pi), arrays.density.shape
-    with np.errstate(divide="ignore"):
-        log_pi = np.log(pi)
-    heads, kappa = (np.broadcast_to(x, (B, *x.shape)) for x in (arrays.prototypes, arrays.kappa))
-    best = Best(Query(heads, log_pi + arrays.log_c, kappa, rule), arrays.items, K, left_out)
-    scale = log_pi + arrays.peak  # log of π_r exp(peak_r)
-    weight = np.exp(scale - scale.max(1, keepdims=True)).astype(np.float32)
+    best, weight, _ = _begun(arrays, pi, K, left_out, rule)
+    weight = weight.astype(np.float32)
     budget, off = int(DENSE_SHARE * n), (k + 8) * 2.0**-23  # the most that a float32 sum of k products ≥ 0 is off
     met, place, looked = np.empty(budget + STEP, np.float32), np.empty(budget + STEP, np.int64), np.full(B, n)
     for u in range(B):
@@ -78,3 +120,56 @@ def top_k(
         keep = np.flatnonzero(close) if places is None else places[close]
         best.offer(np.full(len(keep), u), keep)
     return best, looked
+
+
+def from_lists(
+    arrays: CodebookLists, pi: Float[np.ndarray, "B k"], K: int, left_out: LeftOut, rule: Rule
+) -> tuple[Best, Int[np.ndarray, " B"], Bool[np.ndarray, " B"]]:
+    """(the best K of the union of the lists, number of items scored, is it proved to be the best K of all?).
+
+    If the lists hold fewer than K items that may be served, the whole catalogue is scanned for that π_u.
+    """
+    n, (k, length) = len(arrays.items), arrays.lists.shape
+    best, weight, log_unit = _begun(arrays, pi, K, left_out, rule)
+    everything = length == n
+    end = np.zeros(k) if everything else arrays.entries[:, -1].astype(np.float64)
+    flat, above = arrays.lists.ravel(), arrays.entries - end[:, None]
+    union = np.flatnonzero(np.bincount(flat, minlength=n))
+    scored, proved = np.zeros(len(pi), np.int64), np.full(len(pi), everything)
+    for u in range(len(pi)):
+        places = np.setdiff1d(union, left_out[u : u + 1].items, assume_unique=True)
+        if len(places) < K:
+            full = exact.top_k(best.query[u : u + 1], arrays.items, K, left_out[u : u + 1])
+            best.scores[u], best.found[u], scored[u], proved[u] = full.scores[0], full.found[0], n, True
+            continue
+        at_least, more = (
+            np.bincount(flat, (weight[u][:, None] * of).ravel(), minlength=n)[places] for of in (arrays.entries, above)
+        )
+        unseen = weight[u] @ end
+        kth = np.partition(at_least, -K)[-K] * (1 - ROUNDED)
+        places = places[(more + unseen) * (1 + ROUNDED) + k * TINY >= kth]
+        light = weight[u] < 1e-3 * unseen / k  # all together: at most a thousandth of what an unseen item can reach
+        query = best.query[u : u + 1]
+        heavy = Query(query.heads[:, ~light], query.log_weight[:, ~light], query.kappa[:, ~light], rule)
+        bound = heavy.bound(arrays.items[places] @ arrays.prototypes[~light].T + rounding(arrays.items.shape[1]))
+        with np.errstate(divide="ignore"):
+            bound = np.logaddexp(bound, np.log(weight[u][light].sum()) + log_unit[u]) + 1e-9
+        order = np.argsort(-bound)
+        while scored[u] < len(order) and bound[order[scored[u]]] >= best.worst[u]:
+            some = places[order[scored[u] : scored[u] + K]]
+            best.offer(np.full(len(some), u), some)
+            scored[u] += len(some)
+        proved[u] |= best.worst[u] > np.log(unseen * (1 + ROUNDED) + k * TINY) + log_unit[u]
+    return best, scored, proved
+
+
+def _begun(
+    arrays: CodebookArrays | CodebookLists, pi: Float[np.ndarray, "B k"], K: int, left_out: LeftOut, rule: Rule
+) -> tuple[Best, Float[np.ndarray, "B k"], Float[np.ndarray, " B"]]:
+    """(nothing found yet, the weights π_r exp(peak_r) relative to the largest, log of the largest)."""
+    with np.errstate(divide="ignore"):
+        log_pi = np.log(pi)
+    heads, kappa = (np.broadcast_to(x, (len(pi), *x.shape)) for x in (arrays.prototypes, arrays.kappa))
+    best = Best(Query(heads, log_pi + arrays.log_c, kappa, rule), arrays.items, K, left_out)
+    scale = log_pi + arrays.peak
+    return best, np.exp(scale - scale.max(1, keepdims=True)), scale.max(1)

@@ -80,10 +80,10 @@ class Best:
         """θ: the score an item must reach to enter; −∞ while there are fewer than K."""
         return self.scores[:, -1]
 
-    def offer(self, users: Int[np.ndarray, " m"], places: Int[np.ndarray, " m"]) -> None:
-        """Score these items for these users."""
-        rescore(users, places, *self._scored_by, *self.left_out, self.scores, self.found)
+    def offer(self, users: Int[np.ndarray, " m"], places: Int[np.ndarray, " m"]) -> Float[np.ndarray, " m"]:
+        """Score these items for these users; returns the scores, ∞ for an item that is among the best already."""
         self.n_scored += len(places)
+        return rescore(users, places, *self._scored_by, *self.left_out, self.scores, self.found)
 
     def shares(self) -> Float[np.ndarray, "B K k"]:
         out = np.empty((*self.found.shape, self.columns.shape[2]))

@@ -97,13 +97,19 @@ def insert(score, i, scores, found):
 
 @njit(nogil=True, cache=True)
 def rescore(users, places, items, columns, log_weight, kappa, power, soft, left_out, starts, scores, found):
-    """Score items (users[j], places[j]), except those left out; each user's best stay in `scores`, `found` (B, K)."""
-    terms = np.empty(columns.shape[2])
+    """Score items (users[j], places[j]); each user's best, except those left out, stay in `scores`, `found` (B, K).
+
+    Returns the scores (m,): ∞ for an item that is among the best already.
+    """
+    terms, out = np.empty(columns.shape[2]), np.full(len(places), np.inf)
     for j in range(len(places)):
         u, i = users[j], places[j]
-        if not (is_left_out(i, left_out, starts[u], starts[u + 1]) or holds(found[u], i)):
+        if not holds(found[u], i):
             item_terms(items[i], columns[u], log_weight[u], kappa[u], power, terms)
-            insert(combined(terms, soft), i, scores[u], found[u])
+            out[j] = combined(terms, soft)
+            if not is_left_out(i, left_out, starts[u], starts[u + 1]):
+                insert(out[j], i, scores[u], found[u])
+    return out
 
 
 @njit(nogil=True, cache=True)

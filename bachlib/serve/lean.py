@@ -55,17 +55,25 @@ def search(
     strategy, looked_at = "exact", np.full(len(pi), len(items))
     certified, enough = np.ones((2, len(pi)), bool)
     if catalogue.codebook is not None:
-        strategy, (best, looked_at) = "codebook", codebook.top_k(catalogue.codebook, pi, K, out, rule)
+        strategy = "codebook"
+        if isinstance(catalogue.codebook, codebook.CodebookLists):
+            best, looked_at, certified = codebook.from_lists(catalogue.codebook, pi, K, out, rule)
+            enough = certified
+        else:
+            best, looked_at = codebook.top_k(catalogue.codebook, pi, K, out, rule)
     elif catalogue.index is None:
         best = exact.top_k(query, items, K, out)
     else:
         strategy = "two-step"
-        best, lists = two_step(query, items, K, out, catalogue.index, settings["M"], settings["max_M"])
+        how = {name: settings[name] for name in ("M", "max_M", "ask")}
+        best, lists = two_step(query, items, K, out, catalogue.index, **how)
         if settings["lists"] == "exact":
             best = exact.top_k(query, items, K, out, (np.repeat(np.arange(len(pi)), K), best.found.ravel()))
         else:
             certified, enough, looked_at = ~certified, lists.enough, lists.depth.sum(1)
-    return Slate(catalogue.numbers[best.found], best.scores, best.shares(), pi, certified, enough, strategy, looked_at)
+    found = catalogue.numbers[best.found]
+    proof = (certified, enough, strategy, looked_at)
+    return Slate(found, best.scores, best.shares(), pi, *proof, catalogue.labels.raw_of(found))
 
 
 _pools = threadpoolctl.ThreadpoolController()  # numpy, whose BLAS it has to find, is imported above

@@ -10,15 +10,15 @@ MMR and DPP return places in the ranking, for `slate.take`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from bachlib import BachError
+from bachlib.serve.catalogue import Genres
 from bachlib.serve.slate import Slate, joined
 
-Genres = Sequence[Sequence[str]]  # those of each item
 Scores, Vectors = Float[np.ndarray, "B n"], Float[np.ndarray, "B n d"]  # of n candidates
 
 
@@ -27,7 +27,7 @@ def capped_slates(
 ) -> Slate:
     """K items of each ranking `search(rows, depth)`, as far down as its caps need; the proofs still hold."""
     if genres is None:
-        raise BachError("caps need the items' genres: Retriever(model, genres=dataset.items['genres'])")
+        raise BachError("caps need the items' genres: Retriever(model, dataset=dataset), or genres=")
     if not isinstance(caps, Mapping):
         raise BachError(f"caps should be {{genre: largest number of items}}; got {caps!r:.60}")
     names = sorted({name for own in genres for name in own})
@@ -40,7 +40,7 @@ def capped_slates(
         depth = 2 * K
         while True:
             slate = search(slice(row, row + 1), min(depth, most))
-            own = [genres[item] if item < len(genres) else () for item in slate.items[0]]  # new items may have none
+            own = [genres[item] for item in slate.items[0]]
             if len(taken := capped(own, caps, K)) == K:
                 break
             if depth >= most:

@@ -2,7 +2,8 @@
 
     exact      a pruned scan of the whole catalogue                     any method   always certified
     two-step   the nearest items of each head from faiss, rescored      any method   certified with lists="exact"
-    codebook   cached lists reweighted by π_u, no search at all         …-global     always certified
+    codebook   cached lists reweighted by π_u, no search at all         …-global     always certified; with budget=L,
+               the lists alone, certified where their ends prove the slate
     auto       the cheapest of these, measured; `retriever.why` says why
 
 Any number of threads can use it: a request reads one `Catalogue`, and `add` and `remove` replace it by a new one.
@@ -11,7 +12,7 @@ Any number of threads can use it: a request reads one `Catalogue`, and `add` and
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from importlib.util import find_spec
@@ -23,15 +24,16 @@ import numpy as np
 import torch
 
 from bachlib import BachError
+from bachlib.data import Dataset
 from bachlib.model.twotower import TwoTower
 from bachlib.serve import codebook, exact, store
-from bachlib.serve.catalogue import Catalogue, known_ids, lists_of
+from bachlib.serve.catalogue import Catalogue, Genres, Labels, known_ids, lists_of
 from bachlib.serve.encode import Users, float32, new_items
 from bachlib.serve.lean import one_core, search
-from bachlib.serve.rerank import Genres, capped_slates
+from bachlib.serve.rerank import capped_slates
 from bachlib.serve.slate import Slate, found_of
 from bachlib.serve.steering import Steering
-from bachlib.serve.twostep import Kind, Neighbours, two_step
+from bachlib.serve.twostep import Ask, Kind, Neighbours, two_step
 from bachlib.train.run import Run
 
 Strategy = Literal["auto", "exact", "two-step", "codebook"]
@@ -43,46 +45,73 @@ TRIALS = [slice(u, u + 1) for u in range(24)]  # requests that are timed
 
 
 class Retriever:
-    """`retriever.retrieve(history, K)` → Slate."""
+    """`retriever.retrieve(history, K)`, or `retrieve(raw=…)` with the ids of the log → Slate."""
 
     def __init__(
         self,
         model: TwoTower | Run,
         strategy: Strategy = "auto",
         *,
+        dataset: Dataset | None = None,
+        raw_ids: Sequence[Any] | None = None,
         genres: Genres | None = None,
         index: Kind = "hnsw",
         M: int | None = None,
         max_M: int | None = None,
+        ask: Ask = "enough",
         lists: Literal["approximate", "exact"] = "approximate",
+        budget: int | None = None,
     ):
-        """`genres`: those of each item (`dataset.items["genres"]`), for caps. Two-step: `M` entries per head's list
-        (default: K plus the history's length), which grow up to `max_M` (default: 4 M) while the bound needs it and it
-        is in reach; `lists="exact"` adds the scan that proves them.
+        """`dataset` (known for a Run) has the raw ids of the items, for `raw=`, and their genres, for caps; or give
+        `raw_ids` and `genres`, those of each item. Two-step: `M` entries per head's list (default: K plus the history's
+        length), which grow up to `max_M` (default: 4 M) while the bound needs it and it is in reach; `ask="every"` asks
+        every head for M items, "enough" asks heads that matter little for a few first; `lists="exact"` adds the scan
+        that proves the slate. Codebook: `budget` entries per prototype's list replace the table of all densities.
         """
-        self._take(model, genres, index=index, M=M, max_M=max_M, lists=lists)
+        self._take(model, index=index, M=M, max_M=max_M, ask=ask, lists=lists, budget=budget)
+        labels = self._labels(model, dataset, raw_ids, genres)
         with torch.no_grad():
             tokens = float32(self.model.token_rows()) if self.model.history == "frozen" else None
-            self.catalogue = Catalogue.of(float32(self.model.items()), tokens)
+            self.catalogue = Catalogue.of(float32(self.model.items()), tokens)._replace(labels=labels)
         self.choose(strategy)
 
-    def _take(self, model: TwoTower | Run, genres: Genres | None, **settings: Any) -> None:
+    def _take(self, model: TwoTower | Run, **settings: Any) -> None:
         model = model.model if isinstance(model, Run) else model
         if not isinstance(model, TwoTower):
             name = getattr(model, "config", {}).get("method", type(model).__name__)
             needed = f"a Retriever needs a model with vectors, or a Run (Run.load(folder, dataset)); got {name}"
             raise BachError(f"{needed}. It serves every method of the table except mostpop")
-        if settings["lists"] not in ("approximate", "exact"):
-            raise BachError(f"lists={settings['lists']!r}: should be 'approximate' or 'exact'")
-        for name, value in (("M", settings["M"]), ("max_M", settings["max_M"])):
+        for name, known in (("lists", ("approximate", "exact")), ("ask", Ask.__args__)):
+            if settings[name] not in known:
+                raise BachError(f"{name}={settings[name]!r}: should be {known[0]!r} or {known[1]!r}")
+        for name in ("M", "max_M", "budget"):
+            value = settings[name]
             if value is not None and not (isinstance(value, int | np.integer) and value >= 1):
                 raise BachError(f"{name} should be a whole number ≥ 1; got {value!r}")
-        if genres is not None and len(genres) < model.n_items:
-            raise BachError(f"genres should hold those of each of {model.n_items:,} items; got {len(genres):,}")
-        self.model, self.users, self.settings, self.genres = model, Users(model), settings, genres
+        self.model, self.users, self.settings = model, Users(model), settings
         self.rule, self.folder = self.users.rule, None
         self.model_hash = store.model_hash(model)  # of the weights the index is built with
         self._writing = threading.Lock()
+
+    def _labels(
+        self, model: TwoTower | Run, dataset: Dataset | None, raw_ids: Any, genres: Any, saved: Labels | None = None
+    ) -> Labels:
+        """Raw ids and genres: as given, else as saved, else those of the data set; of later items always as saved."""
+        n, dataset = self.model.n_items, getattr(model, "dataset", None) if dataset is None else dataset
+        self._given = {"dataset": dataset, "raw_ids": raw_ids, "genres": genres}
+        if saved is not None:
+            raw_ids, genres = saved.replaced(raw_ids, genres)
+        if dataset is not None and dataset.n_items != n:
+            raise BachError(f"the model has {n:,} items, the data set {dataset.n_items:,}: give that of the training")
+        if dataset is not None:
+            raw_ids = dataset.items["raw_id"] if raw_ids is None else raw_ids
+            genres = dataset.items["genres"] if genres is None else genres
+        return Labels.of(n, raw_ids, genres)
+
+    @property
+    def genres(self) -> Genres | None:
+        """Those of each known item, for caps."""
+        return self.catalogue.labels.genres
 
     def choose(self, strategy: Strategy) -> None:
         """Serve by another strategy from now on; requests use the old one until the new one is built."""
@@ -90,45 +119,58 @@ class Retriever:
             raise BachError(f"strategy={strategy!r}: should be one of {', '.join(Strategy.__args__)}")
         if strategy == "codebook" and self.users.prototypes() is None:
             raise BachError("strategy='codebook' needs heads that all users share: p-bach-global or v-bach-global")
+        if strategy == "auto" and self.settings["budget"] is not None:
+            raise BachError("budget= is for strategy='codebook'; 'auto' compares exact slates")
         with self._writing:
             if strategy == "auto":
                 self.strategy, self.catalogue, self.why = cheapest(self)
             else:
                 self.catalogue = self.built(self.catalogue, strategy)
                 self.strategy, self.why = strategy, f"{strategy}: asked for"
+                if self.catalogue.codebook is not None:
+                    self.why += f"; lists and densities take {self.catalogue.codebook.nbytes / 1e6:.3g} MB"
 
     def built(self, catalogue: Catalogue, strategy: str) -> Catalogue:
         """A catalogue with the index or the codebook that the strategy needs."""
         items, own, shared = catalogue.items, strategy == "two-step", strategy == "codebook"
         index = Neighbours(items, self.settings["index"]) if own else None
-        cached = codebook.compute(*self.users.prototypes(), items, self.rule) if shared else None
+        if shared and (budget := self.settings["budget"]) is not None:
+            cached = codebook.compute_lists(*self.users.prototypes(), items, self.rule, int(budget))
+        else:
+            cached = codebook.compute(*self.users.prototypes(), items, self.rule) if shared else None
         return catalogue._replace(index=index, codebook=cached)
 
     def retrieve(
         self,
-        history: Any,
+        history: Any = None,
         K: int = 100,
         pi: np.ndarray | Steering | None = None,
         exclude: Any = None,
         *,
+        raw: Any = None,
         keep_history: bool = False,
         user: Any = None,
         context: Any = None,
         caps: Mapping[str, int] | None = None,
     ) -> Slate:
-        """The K best items of each history: (B, n) item numbers padded with −1, a list of lists, or one list.
+        """The K best items of each history: (B, n) item numbers padded with −1, a list of lists, or one list. `raw`, in
+        place of `history`, holds the ids of the user's own log; `exclude` then does, too.
 
         The model reads the last n_hist items; the slate leaves out the whole history unless `keep_history`. An empty
         history gets the model's answer to no input. `pi` replaces π_u, (k,) or (B, k), or is a `Steering` of it.
-        `exclude`: item numbers, one list for all requests or one per request. `caps`: the largest number of items per
+        `exclude`: items, one list for all requests or one per request. `caps`: the largest number of items per
         genre. `user` is for models with a free π per user, `context` for models that read one: (c,) numbers for all
         requests or (B, c). Invalid input raises a BachError and changes nothing.
         """
         catalogue = self.catalogue
-        histories = lists_of("history", history, len(catalogue.vectors))
-        if not (B := len(histories)):
-            raise BachError("history holds no request: give at least one list of items, which may be empty")
-        left_out = lists_of("exclude", [] if exclude is None else exclude, len(catalogue.vectors), B)
+        if (history is None) == (raw is None):
+            raise BachError("give either a history of item numbers or raw=, a history in the ids of your log")
+        name, given, known = "history", history, len(catalogue.vectors)
+        if raw is not None:
+            name, given, known = "raw", raw, catalogue.labels
+        if not (B := len(histories := lists_of(name, given, known))):
+            raise BachError(f"{name} holds no request: give one list per request; for one without history give [[]]")
+        left_out = lists_of("exclude", [] if exclude is None else exclude, known, B)
         if not keep_history:
             left_out = [np.concatenate(both) for both in zip(histories, left_out, strict=True)]
         with one_core():
@@ -144,10 +186,10 @@ class Retriever:
 
             if caps is None:
                 return found(slice(0, B), int(K))
-            return capped_slates(found, int(K), remaining, self.genres, caps)
+            return capped_slates(found, int(K), remaining, catalogue.labels.genres, caps)
 
     def recall(self, history: Any, K: int = 100, context: Any = None) -> float:
-        """The share of the exact slates that this retriever finds: 1 unless lists are approximate."""
+        """The share of the exact slates that this retriever finds: 1 unless it is two-step or has a budget."""
         one, scan = copy(self), copy(self)  # `one` keeps its catalogue, whatever comes or goes meanwhile
         scan.catalogue = self.built(one.catalogue, "exact")
         return found_of(*(each.retrieve(history, K, context=context).items for each in (scan, one)))
@@ -156,21 +198,22 @@ class Retriever:
         """(B, K, d): the embeddings of a slate's items, for `rerank`."""
         return self.catalogue.vectors[slate.items]
 
-    def add(self, rows: Any = None, *, vectors: Any = None, genres: Genres | None = None) -> np.ndarray:
+    def add(
+        self, rows: Any = None, *, vectors: Any = None, genres: Genres | None = None, raw_ids: Any = None
+    ) -> np.ndarray:
         """Serve new items, and read them in histories; returns their numbers.
 
         `rows` go through the item tower: PureSVD rows as `svd.fold_in` makes them. `vectors` are finished embeddings,
-        from another item tower, for example. `genres` are for caps: an item without genres passes every cap.
+        from another item tower, for example. `genres` are for caps: an item without genres passes every cap. `raw_ids`
+        are the new items' ids in the log, for `raw=`.
         """
         new, read = new_items(self.model, rows, vectors)
         with self._writing:
             old = self.catalogue
             numbers = np.arange(len(old.vectors), len(old.vectors) + len(new))
             more = zip(old[:3], (new, read, numbers), strict=True)
-            made = self._changed(*(np.concatenate(both) for both in more))
-            if self.genres is not None:
-                self.genres = [*self.genres[: numbers[0]], *(genres if genres is not None else [[]] * len(numbers))]
-            self.catalogue = made
+            labels = old.labels.extended(len(new), raw_ids, genres)
+            self.catalogue = self._changed(*(np.concatenate(both) for both in more), labels)
         return numbers
 
     def remove(self, numbers: Any) -> None:
@@ -180,11 +223,11 @@ class Retriever:
             left = np.setdiff1d(old.numbers, known_ids("remove", numbers, len(old.vectors)))
             if not len(left):
                 raise BachError("remove: nothing would be left to serve")
-            self.catalogue = self._changed(old.vectors, old.tokens, left)
+            self.catalogue = self._changed(old.vectors, old.tokens, left, old.labels)
 
-    def _changed(self, vectors: np.ndarray, tokens: np.ndarray, numbers: np.ndarray) -> Catalogue:
+    def _changed(self, vectors: np.ndarray, tokens: np.ndarray, numbers: np.ndarray, labels: Labels) -> Catalogue:
         tokens = None if self.model.history == "tower" else tokens  # then histories are read from the vectors
-        return self.built(Catalogue.of(vectors, tokens, numbers), self.strategy)
+        return self.built(Catalogue.of(vectors, tokens, numbers)._replace(labels=labels), self.strategy)
 
     def save(self, folder: str | Path) -> Path:
         """Write the index; processes that have an older one of this folder open keep it until they `reload`."""
@@ -196,22 +239,29 @@ class Retriever:
         return self.folder
 
     @classmethod
-    def load(cls, folder: str | Path, model: TwoTower | Run, *, genres: Any = None, verify: bool = True) -> Retriever:
-        """A saved index, memory-mapped, for its own model. `verify` compares all files with their checksums."""
+    def load(
+        cls, folder: str | Path, model: TwoTower | Run, *, dataset: Dataset | None = None,
+        raw_ids: Sequence[Any] | None = None, genres: Genres | None = None, verify: bool = True,
+    ) -> Retriever:  # fmt: skip
+        """A saved index, memory-mapped, for its own model. `verify` compares all files with their checksums. The index
+        has raw ids and genres; those given replace them, and a data set has them for an index of an earlier version.
+        """
         catalogue, about = store.read(Path(folder), verify)
         made = cls.__new__(cls)
-        made._take(model, genres, **about["settings"])
+        made._take(model, **{"ask": "enough", "budget": None, **about["settings"]})  # an earlier version had neither
         if made.model_hash != about["model"]:
             hashes = f"hash {about['model'][:12]} there, {made.model_hash[:12]} here"
             raise BachError(f"{folder} is the index of another model ({hashes}). Load its run or build a new index")
-        made.strategy, made.why, made.catalogue, made.folder = about["strategy"], about["why"], catalogue, Path(folder)
+        labels = made._labels(model, dataset, raw_ids, genres, catalogue.labels).resized(len(catalogue.vectors))
+        made.catalogue = catalogue._replace(labels=labels)
+        made.strategy, made.why, made.folder = about["strategy"], about["why"], Path(folder)
         return made
 
     def reload(self) -> None:
         """Switch to the index that was saved last in this folder; requests under way finish with the old one."""
         if self.folder is None:
             raise BachError("this index was neither saved nor loaded, so there is nothing to reload")
-        fresh = Retriever.load(self.folder, self.model, genres=self.genres)
+        fresh = Retriever.load(self.folder, self.model, **self._given)
         with self._writing:
             self.settings, self.strategy, self.why = fresh.settings, fresh.strategy, fresh.why
             self.catalogue = fresh.catalogue
@@ -249,7 +299,7 @@ def cheapest(retriever: Retriever) -> tuple[str, Catalogue, str]:
                 f"exact: {said}; two-step may be faster and needs faiss: pip install 'bachlib[faiss-cpu]'",
             )
         other, made = "two-step", retriever.built(bare, "two-step")
-        lists = (made.index, retriever.settings["M"], retriever.settings["max_M"])
+        lists = (made.index, *(retriever.settings[name] for name in ("M", "max_M", "ask")))
         found = two_step(query, bare.items, K, out, *lists)[0].found
         recall = found_of(exact.top_k(query, bare.items, K, out).found, found)
         took = _milliseconds(lambda u: two_step(query[u], bare.items, K, out[u], *lists))

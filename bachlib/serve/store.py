@@ -1,7 +1,8 @@
 """An index on disk: generations of files, and a pointer to the current one. Needs no torch.
 
     CURRENT             name of the current generation and checksum of its meta.json, replaced in one rename
-    gen-000007/         meta.json (strategy, settings, hash of the model, checksums) and the arrays, memory-mapped
+    gen-000007/         meta.json (strategy, settings, hash of the model, checksums) and the arrays, memory-mapped;
+                        labels.parquet: raw ids and genres of all known items
 
 A new generation is written beside the old one, then CURRENT is replaced. A process that has the old one open keeps it,
 even after its files were removed; a process that opens the folder finds either the old or the new one, complete.
@@ -17,13 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from bachlib import BachError
 from bachlib.files import canonical_json, only_one, whole_folder, write_text
-from bachlib.serve.catalogue import Catalogue
-from bachlib.serve.codebook import CodebookArrays
+from bachlib.serve.catalogue import Catalogue, Labels
+from bachlib.serve.codebook import CodebookArrays, CodebookLists
 
-FORMAT = 1
+FORMAT, READ = 2, (1, 2)  # format 1 has no labels
 GENERATION = re.compile(r"gen-\d{6,}")
 _AGAIN = "write it again with retriever.save"
 
@@ -55,6 +58,9 @@ def write(folder: Path, catalogue: Catalogue, about: dict[str, Any]) -> Path:
                 np.save(new / f"{part}.npy", array)
             if catalogue.index is not None:
                 catalogue.index.save(new / "neighbours.faiss")
+            labels = {"raw_id": catalogue.labels.raw_ids, "genres": catalogue.labels.genres}
+            if labels := {name: _column(name, given) for name, given in labels.items() if given is not None}:
+                pq.write_table(pa.table(labels), new / "labels.parquet")
             files = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in new.iterdir()}
             (new / "meta.json").write_text(canonical_json({"format": FORMAT, **about, "files": files}))
         write_text(folder / "CURRENT", f"{name} {_sha256(folder / name / 'meta.json')}\n")
@@ -82,8 +88,9 @@ def _read(folder: Path, current: bytes, verify: bool) -> tuple[Catalogue, dict[s
     if _sha256(where / "meta.json") != checksum:
         raise BachError(f"{where / 'meta.json'} is damaged: its checksum is another; {_AGAIN}")
     about = json.loads((where / "meta.json").read_text(encoding="utf-8"))
-    if about["format"] != FORMAT:
-        raise BachError(f"{where} has format {about['format']}, this version reads {FORMAT}; save it again")
+    if about["format"] not in READ:
+        known = " and ".join(map(str, READ))
+        raise BachError(f"{where} has format {about['format']}, this version reads {known}; save it again")
     for name, file in about["files"].items():
         if (size := (where / name).stat().st_size) != file["bytes"]:
             raise BachError(f"{where / name} is damaged: {size:,} bytes instead of {file['bytes']:,}; {_AGAIN}")
@@ -94,13 +101,23 @@ def _read(folder: Path, current: bytes, verify: bool) -> tuple[Catalogue, dict[s
     vectors = parts["vectors"]
     catalogue = Catalogue(vectors, parts.get("tokens", vectors), parts["numbers"], parts.get("items", vectors))
     if about["strategy"] == "codebook":
-        parts["items"] = catalogue.items
-        catalogue = catalogue._replace(codebook=CodebookArrays(*(parts[name] for name in CodebookArrays._fields)))
+        parts["items"], kind = catalogue.items, CodebookLists if "entries" in parts else CodebookArrays
+        catalogue = catalogue._replace(codebook=kind(*(parts[name] for name in kind._fields)))
     if about["strategy"] == "two-step":
         from bachlib.serve.twostep import Neighbours
 
         catalogue = catalogue._replace(index=Neighbours.load(where / "neighbours.faiss", about["settings"]["index"]))
+    if "labels.parquet" in about["files"]:
+        labels = pq.read_table(where / "labels.parquet").to_pydict()
+        catalogue = catalogue._replace(labels=Labels(labels.get("raw_id"), labels.get("genres")))
     return catalogue, about
+
+
+def _column(name: str, given: list) -> pa.Array:
+    try:
+        return pa.array([list(own) for own in given] if name == "genres" else given)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:  # a number among texts
+        raise BachError(f"{name} of the items cannot be saved: they should all be of one kind ({error})") from None
 
 
 def _sha256(path: Path) -> str:

@@ -1,7 +1,11 @@
 """Two-step retrieval ("Efficient serving"): the nearest items of each head from faiss, rescored by the exact mixture.
 
-**The bound.** An item that is in no list has t_r ≤ t_r^(M) for every head, the last cosine of the head's list (1 for a
-head that was not asked), so it scores at most log Σ_r π_r C_r ω(t_r^(M)). If the K-th rescored item is above, the slate
+**Which heads.** `ask="every"` is the paper's rule: the M nearest items of *each* head. `ask="enough"` asks the heavy
+heads for M items and all others for a few. A head whose few items show none with half of the density that the slate
+needs is not asked for more. This is a judgement, not a proof: the rule may find an item that comes later in its list.
+
+**The bound.** An item that is in no list has t_r ≤ t_r^(M) for every head, the last cosine of the head's list (1 if the
+index found nothing), so it scores at most log Σ_r π_r C_r ω(t_r^(M)). If the K-th rescored item is above, the slate
 is exact *provided the lists are*. Lists of a graph (HNSW) or of cells (IVF) may miss an item; the proof needs `exact`,
 whose scan starts with this slate and finds every item above a head's cut.
 """
@@ -20,6 +24,9 @@ from bachlib.serve.density import Best, LeftOut, Query, rounding
 from bachlib.serve.exact import thresholds_of
 
 Kind = Literal["hnsw", "ivf"]
+Ask = Literal["enough", "every"]
+FEW = 8  # items that a light head shows
+SMALL = 20_000  # items: up to this number comparing all of them is faster than a graph, and misses nothing
 ONE_REQUEST = 64  # heads: more of them are worth several threads
 
 
@@ -32,11 +39,16 @@ def _faiss() -> ModuleType:
 
 
 class Neighbours:
-    """A faiss index over the items by inner product. With GPUs and a faiss built for them, IVF runs there."""
+    """A faiss index over the items by inner product. With GPUs and a faiss built for them, IVF runs there.
+
+    For `SMALL` catalogues "hnsw" is a flat index: a graph may not reach items that are far from all others.
+    """
 
     def __init__(self, items: Float[np.ndarray, "n d"], kind: Kind = "hnsw"):
         faiss, (n, d) = _faiss(), items.shape
-        if kind == "hnsw":
+        if kind == "hnsw" and n <= SMALL:
+            index = faiss.IndexFlatIP(d)
+        elif kind == "hnsw":
             index = faiss.IndexHNSWFlat(d, 32, faiss.METRIC_INNER_PRODUCT)
             index.hnsw.efConstruction = 100
         elif kind == "ivf":
@@ -49,7 +61,7 @@ class Neighbours:
         self._take(index, kind)
 
     def _take(self, index, kind: Kind) -> None:
-        self.kind, self.on_cpu = kind, index
+        self.kind, self.on_cpu, self.flat = kind, index, isinstance(index, _faiss().IndexFlat)
         on_gpu = kind == "ivf" and getattr(_faiss(), "get_num_gpus", int)() > 0
         self.index = _faiss().index_cpu_to_all_gpus(index) if on_gpu else index
 
@@ -64,8 +76,10 @@ class Neighbours:
 
     def nearest(self, rows: Float[np.ndarray, "q d"], M: int) -> tuple[np.ndarray, np.ndarray]:
         """(cosines, places), (q, M) each, best first; place −1 where fewer were found."""
-        faiss, hnsw = _faiss(), self.kind == "hnsw"
-        params = faiss.SearchParametersHNSW(efSearch=5 * M // 4) if hnsw else faiss.SearchParametersIVF(nprobe=32)
+        faiss, params = _faiss(), None
+        if not self.flat:
+            hnsw = self.kind == "hnsw"
+            params = faiss.SearchParametersHNSW(efSearch=5 * M // 4) if hnsw else faiss.SearchParametersIVF(nprobe=32)
         threads = faiss.omp_get_max_threads()
         faiss.omp_set_num_threads(threads if len(rows) > ONE_REQUEST else 1)  # of this thread; see `lean.one_core`
         try:
@@ -78,13 +92,14 @@ class Lists(NamedTuple):
     """The length of each head's list, its last cosine, and whether the bound holds."""
 
     depth: Int[np.ndarray, "B k"]
-    end: Float[np.ndarray, "B k"]  # t_r^(M); 1 where the head was not asked
+    end: Float[np.ndarray, "B k"]  # t_r^(M); 1 where nothing was found
     enough: Bool[np.ndarray, " B"]  # the slate is exact if the lists are
 
 
 def two_step(
-    query: Query, items: np.ndarray, K: int, left_out: LeftOut, index: Neighbours, M: int = 0, max_M: int = 0
-) -> tuple[Best, Lists]:
+    query: Query, items: np.ndarray, K: int, left_out: LeftOut, index: Neighbours, M: int | None = None,
+    max_M: int | None = None, ask: Ask = "enough",
+) -> tuple[Best, Lists]:  # fmt: skip
     """The best K among lists of M entries (default: K plus the excluded items). Where the bound does not hold, lists
     that end too early are doubled up to `max_M`; by default up to 4 M, and only if that looks sufficient.
     """
@@ -92,29 +107,29 @@ def two_step(
     best = Best(query, items, K, left_out)
     sizes = np.minimum(n, np.full(B, M) if M else K + np.diff(left_out.starts))  # per request
     most = np.minimum(n, np.maximum(sizes, max_M or 4 * sizes))
-    depth, (top, half, end) = np.zeros((B, k), np.int64), np.ones((3, B, k))  # first, middle, last cosine of a list
+    depth, (half, end) = np.zeros((B, k), np.int64), np.ones((2, B, k))  # middle and last cosine of a list
+    shown = np.full((B, k), np.inf)  # the best score in the last list of a head
 
-    def ask(which: Bool[np.ndarray, "B k"], sizes: Int[np.ndarray, " B"]) -> None:
+    def search(which: Bool[np.ndarray, "B k"], sizes: Int[np.ndarray, " B"]) -> None:
         for size in np.unique(sizes[which.any(1)]):
             users, heads = np.nonzero(which & (sizes == size)[:, None])
             t, places = index.nearest(query.heads[users, heads], int(size))
             there = places >= 0
             last = there.sum(1) - 1  # −1: nothing was found
             depth[users, heads], end[users, heads] = size, np.where(last < 0, 1.0, t[np.arange(len(t)), last])
-            top[users, heads], half[users, heads] = t[:, 0], t[:, (size - 1) // 2]
-            best.offer(np.repeat(users, size)[there.ravel()], places[there])
+            half[users, heads] = t[:, (size - 1) // 2]
+            scores = np.full(there.shape, -np.inf)
+            scores[there] = best.offer(np.repeat(users, size)[there.ravel()], places[there])
+            shown[users, heads] = scores.max(1)
 
-    # Two rounds: the heavy heads, then those right beside which an item could reach half of the density it needs.
-    first = _heavy(query)
-    ask(first, sizes)
-    near = np.where(first, top, -1).max(1)  # a guess of how near an item may be to a head not asked yet
-    apart = near[:, None, None] * (query.heads @ query.heads.mT)  # (B, head, other head)
-    beside = query[:, None].bound(np.maximum(apart, -0.999 if query.power else -np.inf))  # (B, k)
-    ask(~first & (beside > best.worst[:, None] - np.log(2)), sizes)
+    heavy = _heavy(query) if ask == "enough" else np.ones((B, k), bool)
+    search(heavy, sizes)
+    search(~heavy, np.minimum(FEW, sizes))
+    search(~heavy & (sizes > FEW)[:, None] & (shown > best.worst[:, None] - np.log(2)), sizes)
     longer = sizes  # where the lists hold fewer than K items that may be served
     while ((few := np.isneginf(best.worst)) & (longer < n)).any():
         longer = np.minimum(n, 2 * longer)
-        ask(np.repeat(few[:, None], k, 1), longer)
+        search(np.repeat(few[:, None], k, 1), longer)
     for u in np.flatnonzero(few):  # a graph need not reach every item
         best.offer(np.full(n, u), np.arange(n))
     while True:
@@ -129,7 +144,7 @@ def two_step(
         if not short.any():
             return best, lists
         sizes = np.where(short.any(1), np.minimum(2 * sizes, most), sizes)
-        ask(short, sizes)
+        search(short, sizes)
 
 
 def _heavy(query: Query) -> Bool[np.ndarray, "B k"]:
@@ -148,5 +163,4 @@ def _heavy(query: Query) -> Bool[np.ndarray, "B k"]:
 def _in_reach(wanted: np.ndarray, lists: Lists, half: np.ndarray, most: np.ndarray) -> Bool[np.ndarray, " B"]:
     """Would lists of length `most` end low enough? Judged by how far the cosine falls with a doubling."""
     doublings = (lists.end - wanted) / np.maximum(half - lists.end, 1e-9)
-    doublings = np.where(lists.depth > 0, doublings, 0)  # a list that was not asked yet can be
-    return (np.log2(np.maximum(lists.depth, 1)) + doublings).max(1) <= np.log2(2 * most)
+    return (np.log2(lists.depth) + doublings).max(1) <= np.log2(2 * most)

@@ -30,8 +30,15 @@ CODE = ("model", "rank", "train", "data/dataset.py", "data/windows.py")  # what 
 class Run:
     """`model` has the best weights; `history` is a table; `status` is running, finished, stopped or diverged."""
 
-    def __init__(self, folder: Path, model: nn.Module, about: dict[str, Any], weights: str = "best"):
-        self.folder, self.model, self.about, self.weights = folder, model, about, weights
+    def __init__(
+        self,
+        folder: Path,
+        model: nn.Module,
+        about: dict[str, Any],
+        weights: str = "best",
+        dataset: Dataset | None = None,
+    ):
+        self.folder, self.model, self.about, self.weights, self.dataset = folder, model, about, weights, dataset
 
     @property
     def status(self) -> str:
@@ -60,13 +67,14 @@ class Run:
             there = read_about(folder)
             if different := "; ".join(differences(there["identity"], identity, "there", "here")):
                 raise BachError(f"{folder} holds another run: {different}. Choose another folder, or fresh=True")
-            return cls(folder, model, there | {"limits": limits})
+            return cls(folder, model, there | {"limits": limits}, dataset=dataset)
         folder.mkdir(parents=True, exist_ok=True)
         old = ("resume.safetensors", "best.safetensors", "last.safetensors", "history.parquet")
         for path in [*(folder / name for name in old), *folder.glob("evaluation-*"), *folder.glob(".*.partial")]:
             path.unlink(missing_ok=True)
         write_json(folder / "environment.json", versions())
-        run = cls(folder, model, {"identity": identity, "limits": limits, "status": "running", "best": None})
+        about = {"identity": identity, "limits": limits, "status": "running", "best": None}
+        run = cls(folder, model, about, dataset=dataset)
         run.write()
         return run
 
@@ -85,7 +93,7 @@ class Run:
         dataset.check_same(about["identity"]["data"]["content_hash"], f"{folder} was trained")
         if any(True for _ in model.parameters()):
             load_weights(model, folder / f"{weights}.safetensors")
-        return cls(folder, model.eval(), about, weights)
+        return cls(folder, model.eval(), about, weights, dataset)
 
     def write(self, rows: list[dict[str, Any]] | None = None, **about: Any) -> None:
         self.about |= about
