@@ -118,6 +118,18 @@ class TrainParams(Params):
     checkpoint_seconds: float = Field(30.0, ge=0, description="seconds between resume states; every epoch writes one")
 
 
+LATER = ("candidates", "catalogue", "context")  # the first version did not have these
+
+
+def noted(params: Params) -> dict[str, Any]:
+    """The parameters as a run, an index or the name of a folder notes them.
+
+    Those that came later are left out at their default, so that what an earlier version made stays the same thing.
+    """
+    usual = type(params).model_fields
+    return {name: x for name, x in params.model_dump().items() if name not in LATER or x != usual[name].default}
+
+
 def validated(model: type[P], values: dict[str, Any], where: str) -> P:
     """`model(**values)`, with an error that names each invalid key, its value and the allowed values."""
     try:

@@ -82,16 +82,12 @@ history = dataset.history([p.user], "test")
 raw = dataset.items["raw_id"][history[history >= 0]].tolist()
 retriever = Retriever(runs["p-bach"], "exact", genres=labels)  # a run knows its data set and so the raw ids
 slate = retriever.retrieve(raw=[raw], K=100)
+assert (retriever.retrieve(history, K=100).items == slate.items).all(), "item numbers should give the same slate"
 slate.table(0, dataset.items).head(8).round(3)
 
 # %% [markdown]
 # Below, histories are *item numbers*, as data sets and models use them: 0, 1, 2 … in place of the log's ids.
-
-# %%
-assert (retriever.retrieve(history, K=100).items == slate.items).all()
-dict(list(zip(raw, history[history >= 0].tolist(), strict=True))[-5:])
-
-# %% [markdown]
+#
 # `certified` means *proved*: scoring the whole catalogue would give the same items in the same order. We check this
 # against the model's own scores, which are rounded to float32:
 
@@ -171,19 +167,14 @@ for M in (25, 50, 100, 200, 400, 800, 1600):
     ms = milliseconds(lambda u, lists=lists: two_step(query[u : u + 1], items, K, nobody, index, **lists))
     rows.append({"M": M, "recall": recall, "proved": proved, "ms": ms})
 by_M = pd.DataFrame(rows)
+covered = [(w.found == best.found).all() for w, (best, lists) in zip(wanted, made, strict=True) if lists.enough[0]]
+assert all(covered), "slates that the bound covers should be exact"
 plots.noted(plots.recall_and_cost(by_M, scan_ms), f"generated catalogue, {n_large:,} items")
 
 # %% [markdown] tags=["lesson"]
 # **What you should see.** In this world lists of K = 100 find the whole slate. To *prove* it takes longer lists. At
 # this size both cost more than the scan, which proves its slate anyway. With 200,000 items lists of K take a quarter of
 # the scan's time ([LOG.md](../LOG.md)). A trained model may miss more; `retriever.recall` measures it below.
-
-# %% [markdown]
-# Slates that the bound covers should be exact:
-
-# %%
-covered = [(w.found == best.found).all() for w, (best, lists) in zip(wanted, made, strict=True) if lists.enough[0]]
-f"{len(covered)} of 20 slates covered at M = 1600, and {sum(covered)} of those are exact"
 
 # %% [markdown]
 # The index of a large catalogue (HNSW) may miss an item that belongs in a list. So a two-step slate is never
@@ -232,7 +223,8 @@ plots.adversary((trap @ heads.T).max(1), all_scores, np.arange(len(trap)) >= 240
 #
 # If all users share the prototypes, $m(i\mid u) = \sum_r \pi_u^{(r)} S_{ir}$ is linear in $\pi_u$, and $S$ is computed
 # once. A threshold algorithm goes down the sorted lists of the prototypes that matter. It stops when no unseen item can
-# enter the slate. If $\pi_u$ is flat, this takes too long, and the retriever computes the dense product instead.
+# enter the slate. If $\pi_u$ is flat, this takes too long, and the retriever computes the dense product instead. The
+# figure shows the larger catalogue of section 2, with 64 prototypes and profiles from peaked to flat.
 
 # %%
 shared = Retriever(models["p-bach-global"], "codebook")
@@ -243,10 +235,7 @@ cached = shared.retrieve(histories, K=20)
 scanned = Retriever(models["p-bach-global"], "exact").retrieve(histories, K=20)
 assert cached.certified.all() and (cached.items == scanned.items).all()
 effective = np.exp(-(cached.pi * np.log(np.maximum(cached.pi, 1e-30))).sum(1))
-f"the trained π_u spread over {effective.mean():.0f} of {prototypes} prototypes"
-
-# %% [markdown]
-# On the larger catalogue of section 2, with 64 prototypes and profiles from peaked to flat:
+print(f"the trained π_u spread over {effective.mean():.0f} of {prototypes} prototypes")
 
 # %%
 arrays = bench_serve.codebook_of(directions, items, 64, "power-spherical", rng)
@@ -311,10 +300,9 @@ def measured(name: str, strategy: str, **how) -> dict:
 
 ways = [("p-bach", "exact"), ("p-bach", "two-step"), ("all-multihead", "exact"), ("standard", "exact")]
 costs = pd.DataFrame([measured(*way) for way in [*ways, ("p-bach-global", "exact"), ("p-bach-global", "codebook")]])
+print(*(Retriever(models[name]).why for name in ("p-bach", "p-bach-global")), sep="\n")
 plots.noted(plots.pareto(costs, "R@50"), f"seed {seed}")
 
-# %%
-[Retriever(models[name]).why for name in ("p-bach", "p-bach-global")]
 
 # %% [markdown]
 # **What you should see.** The strategy does not change the accuracy of a method, except for the items that two-step

@@ -22,6 +22,13 @@ def batch_of(world, size=32):
     return torch.from_numpy(batch.history), torch.from_numpy(batch.positive), negatives
 
 
+def test_what_came_later_does_not_make_an_old_model_another(world):
+    """At their defaults, later parameters are in no config, so runs and indices of the first version stay the same."""
+    assert not {"candidates", "context"} & build("p-bach", world).config["params"].keys()
+    assert build("p-bach", world, candidates="set").config["params"]["candidates"] == "set"
+    assert build("p-bach", world).config == build("p-bach", world, candidates="list", context="none").config
+
+
 def test_the_table_is_the_papers():
     assert list(METHODS) == [
         "mostpop", "standard", "sasrec", "mind", "comirec-sa", "comirec-dr", "pos-multihead", "all-multihead",

@@ -32,7 +32,7 @@ from bachlib.data.sources import Source, find_source
 from bachlib.data.store import content_hash, write_items, write_sequences, write_users
 from bachlib.data.windows import windows_per_user
 from bachlib.files import differences, only_one, output_dir, read_json, short_hash, whole_folder, write_json
-from bachlib.params import MIN_ITEMS, PrepareParams, WorldParams, validated
+from bachlib.params import MIN_ITEMS, PrepareParams, WorldParams, noted, validated
 
 Say = Callable[[str], None]
 
@@ -101,7 +101,7 @@ def folder_name(
     It is the log's label, and a hash if any option differs from its default. A path counts as an option unless it is
     the authors' archive. world: the parameters of a planted world, if its path is not given (None: the defaults).
     """
-    label, chosen, usual = data_label(source, path), dict(options), PrepareParams().model_dump()
+    label, chosen, usual = data_label(source, path), noted(PrepareParams(**options)), noted(PrepareParams())
     if source == "planted":
         world = read_json(Path(path).expanduser() / "world.json") if path else world
         usual["world"] = WorldParams().model_dump()
@@ -110,8 +110,6 @@ def folder_name(
         chosen["path"] = str(Path(path).expanduser().resolve())
     if chosen == usual:
         return label
-    if chosen["catalogue"] == usual["catalogue"]:
-        del chosen["catalogue"]  # folders had names before there was a choice
     return f"{label}-{short_hash(chosen)}"
 
 

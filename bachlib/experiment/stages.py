@@ -24,6 +24,7 @@ from bachlib.evaluate import Evaluation, diagnostics, evaluate
 from bachlib.experiment.settings import Experiment, experiment_of
 from bachlib.files import only_one, output_dir
 from bachlib.model.methods import METHODS, build
+from bachlib.params import ModelParams, noted
 from bachlib.train import Run, fit
 from bachlib.train.run import name_of_run
 
@@ -104,7 +105,7 @@ def trained(
 def run_name(p: Experiment, dataset: Dataset | None = None) -> str:
     """The folder of the experiment's training, known before the data is prepared."""
     row = METHODS[p.method]
-    config = {"method": p.method, "row": row._asdict(), "params": p.model | {"k": heads_of(p)}, "own": {}}
+    config = {"method": p.method, "row": row._asdict(), "params": noted(ModelParams(**p.model)) | {"k": heads_of(p)}, "own": {}}
     data = {"name": data_name(p)} if dataset is None else dataset.identity
     return name_of_run(config, data, p.train)
 

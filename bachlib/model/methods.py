@@ -23,7 +23,7 @@ from bachlib.model.extractors import ComiRecDR, ComiRecSA, Mind, SASRec
 from bachlib.model.svd import pure_svd
 from bachlib.model.towers import ClsTower, Codebook, Gate, ItemTower, PiTable, ResidualCodebook
 from bachlib.model.twotower import TwoTower
-from bachlib.params import ModelParams, validated
+from bachlib.params import ModelParams, noted, validated
 
 
 class Method(NamedTuple):
@@ -104,7 +104,7 @@ def build(
     p = validated(ModelParams, {"k": k, **model_params}, f"model {of}")
     k, parts = row.heads_for(p.k), {"encoder": encoder, "item_tower": item_tower, "gate": gate}
     own = {part: _known_as(module) for part, module in parts.items() if module is not None}
-    config = {"method": of, "row": row._asdict(), "params": p.model_dump() | {"k": k}, "own": own}
+    config = {"method": of, "row": row._asdict(), "params": noted(p) | {"k": k}, "own": own}
     config |= {} if name is None else {"name": _checked(name)}
     if row.objective == "counts":
         _read_context(p.context, name, dataset, {})

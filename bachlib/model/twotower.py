@@ -23,6 +23,7 @@ from bachlib.model import mixture, routing, scoring
 from bachlib.model.onepass import each_once, in_full
 from bachlib.model.sphere import KERNELS
 from bachlib.model.towers import Codebook, KappaNet, PiTable
+from bachlib.params import ModelParams
 
 History = Int[Tensor, "B n"]  # item ids, −1 pads on the left
 Ids = Int[Tensor, " n"]
@@ -61,7 +62,7 @@ class TwoTower(nn.Module):
         n_context: int = 0,
     ):
         super().__init__()
-        row, p = config["row"], config["params"]
+        row, p = config["row"], ModelParams(**config["params"]).model_dump()
         self.encoder, self.item_tower, self.gate, self.config = encoder, item_tower, gate, config
         self.k, self.d, self.tau, self.n_hist, self.history = (p[x] for x in ("k", "d", "tau", "n_hist", "history"))
         self.objective_name, self.power, self.candidates = row["objective"], p["mind_power"], p["candidates"]
