@@ -232,14 +232,34 @@ def test_the_codebook_allows_for_rounding(k):
     same(best, brute_force(best.query, of[3], 100, nothing(60)))
 
 
-def test_lists_alone_allow_for_rounding():
+@pytest.mark.parametrize("length", [9_000, 19_000])
+def test_lists_alone_allow_for_rounding(length):
     of, pi = flat_codebook(4, 1e-5)
-    arrays = codebook.compute_lists(*of, 9000)
+    arrays = codebook.compute_lists(*of, length)
     best, _, proved = codebook.from_lists(arrays, pi, 100, nothing(60), of[-1])
     wanted, listed = brute_force(best.query, of[3], 100, nothing(60)), np.unique(arrays.lists)
     np.testing.assert_array_equal(best.found[proved], wanted.found[proved])
     among = brute_force(best.query, of[3][listed], 100, nothing(60))
     np.testing.assert_array_equal(best.found, listed[among.found])
+
+
+def test_the_closer_bound_of_lists_allows_for_rounding():
+    """The best item's float32 cosine is too small, and the other prototypes' ends hide the difference in the lists."""
+    head, best_items, off = rounded_down()
+    rng = np.random.default_rng(4)
+    prototypes = np.concatenate([head[None], unit(rng.normal(size=(3, 256)))])
+    fillers = unit(prototypes[1:].repeat(30, 0) + 0.02 * rng.normal(size=(90, 256)))
+    kappa, pi, rule = np.full(4, 50.0), np.array([[0.97, 0.01, 0.01, 0.01]]), "power-spherical"
+    log_c, hidden = query_of(prototypes[None], np.ones((1, 4)), kappa[None], rule).log_weight[0], 0
+    for seed, (item, error) in enumerate(zip(best_items, off, strict=True)):
+        second = at_cosine(head, item.astype(float) @ head.astype(float) + 0.25 * error, seed)
+        items = np.concatenate([second[None], fillers, item[None]])
+        best, *_ = codebook.from_lists(
+            codebook.compute_lists(prototypes, kappa, log_c, items, rule, 2), pi, 1, nothing(1), rule
+        )
+        same(best, brute_force(best.query, items, 1, nothing(1)))
+        hidden += best.found[0, 0] == 91
+    assert hidden > 10  # in some worlds the second happens to be near another prototype
 
 
 @pytest.fixture(scope="module")
