@@ -7,9 +7,8 @@ from test_serve_exact import ExactLists, same
 
 from bachlib import BachError
 from bachlib.model.methods import build
-from bachlib.model.sphere import KERNELS
 from bachlib.serve import Retriever, codebook, exact
-from bachlib.serve.density import LeftOut, Query, brute_force
+from bachlib.serve.density import LeftOut, brute_force
 from bachlib.serve.lean import CodebookServer
 from bachlib.serve.slate import found_of
 from bachlib.serve.twostep import Neighbours, two_step
@@ -232,14 +231,34 @@ def test_the_codebook_allows_for_rounding(k):
     same(best, brute_force(best.query, of[3], 100, nothing(60)))
 
 
-def test_lists_alone_allow_for_rounding():
+@pytest.mark.parametrize("length", [9_000, 19_000])
+def test_lists_alone_allow_for_rounding(length):
     of, pi = flat_codebook(4, 1e-5)
-    arrays = codebook.compute_lists(*of, 9000)
+    arrays = codebook.compute_lists(*of, length)
     best, _, proved = codebook.from_lists(arrays, pi, 100, nothing(60), of[-1])
     wanted, listed = brute_force(best.query, of[3], 100, nothing(60)), np.unique(arrays.lists)
     np.testing.assert_array_equal(best.found[proved], wanted.found[proved])
     among = brute_force(best.query, of[3][listed], 100, nothing(60))
     np.testing.assert_array_equal(best.found, listed[among.found])
+
+
+def test_the_closer_bound_of_lists_allows_for_rounding():
+    """The best item's float32 cosine is too small, and the other prototypes' ends hide the difference in the lists."""
+    head, best_items, off = rounded_down()
+    rng = np.random.default_rng(4)
+    prototypes = np.concatenate([head[None], unit(rng.normal(size=(3, 256)))])
+    fillers = unit(prototypes[1:].repeat(30, 0) + 0.02 * rng.normal(size=(90, 256)))
+    kappa, pi, rule = np.full(4, 50.0), np.array([[0.97, 0.01, 0.01, 0.01]]), "power-spherical"
+    log_c, hidden = query_of(prototypes[None], np.ones((1, 4)), kappa[None], rule).log_weight[0], 0
+    for seed, (item, error) in enumerate(zip(best_items, off, strict=True)):
+        second = at_cosine(head, item.astype(float) @ head.astype(float) + 0.25 * error, seed)
+        items = np.concatenate([second[None], fillers, item[None]])
+        best, *_ = codebook.from_lists(
+            codebook.compute_lists(prototypes, kappa, log_c, items, rule, 2), pi, 1, nothing(1), rule
+        )
+        same(best, brute_force(best.query, items, 1, nothing(1)))
+        hidden += best.found[0, 0] == 91
+    assert hidden > 10  # in some worlds the second happens to be near another prototype
 
 
 @pytest.fixture(scope="module")
@@ -315,15 +334,32 @@ def test_a_retriever_with_a_budget(world, histories, tmp_path):
             made(world, "p-bach-global", "codebook", **{name: wrong})
 
 
-def test_densities_too_small_to_hold_are_not_lost():
-    """So sharp that nearly all densities count as 0: nothing is proved by zeros."""
-    rng = np.random.default_rng(3)
-    for kappa in (300.0, 3000.0):
-        prototypes, items = unit(rng.normal(size=(4, 16))), unit(rng.normal(size=(900, 16)))
-        k, rule = np.full(4, kappa), str(rng.choice(list(KERNELS)))
-        log_c = query_of(prototypes[None], np.ones((1, 4)), k[None], rule).log_weight[0]
-        arrays, pi = codebook.compute_lists(prototypes, k, log_c, items, rule, 50), rng.dirichlet(np.ones(4), 30)
-        best, _, proved = codebook.from_lists(arrays, pi, 20, nothing(30), rule)
-        wanted = brute_force(best.query, items, 20, nothing(30))
-        assert isinstance(best.query, Query)
-        np.testing.assert_array_equal(best.found[proved], wanted.found[proved])
+def sharp_lists(rows, sharpness, length, pi):
+    """The lists of two prototypes at right angles, and items given by their cosines with both."""
+    rows, d = np.array(rows, float), 40
+    items = np.zeros((len(rows), d))
+    items[:, :2], away = rows, np.sqrt(np.maximum(1 - (rows**2).sum(1), 0))
+    items[np.arange(len(rows)), 2 + np.arange(len(rows)) % (d - 2)] = away
+    prototypes, kappa, rule = unit(np.eye(d)[:2]), np.full(2, float(sharpness)), "power-spherical"
+    log_c = query_of(prototypes[None], np.ones((1, 2)), kappa[None], rule).log_weight[0]
+    return codebook.compute_lists(prototypes, kappa, log_c, unit(items), rule, length), np.array([pi]), rule
+
+
+@pytest.mark.parametrize("sharpness", [60, 300])
+def test_densities_that_count_as_nothing_prove_nothing(sharpness):
+    """Each list holds one item at its prototype and then tiny densities; better items are in no list, between the two.
+    With sharpness 300 the ends of the lists count as 0.
+    """
+    rows = [(1, 0), (0, 1), *[(0.01, -0.5)] * 30, *[(-0.5, 0.01)] * 30, *[(0.0095, 0.0095)] * 30]
+    arrays, pi, rule = sharp_lists(rows, sharpness, 20, [0.5, 0.5])
+    assert (arrays.entries[:, -1] == 0).all() == (sharpness == 300)
+    best, _, proved = codebook.from_lists(arrays, pi, 3, nothing(1), rule)
+    assert brute_force(best.query, arrays.items, 3, nothing(1)).found[0, 2] >= 62 > best.found[0, 2] and not proved[0]
+
+
+def test_densities_that_count_as_nothing_are_scored():
+    """An item whose only density counts as 0 in the list is better than one whose prototype has hardly any weight."""
+    arrays, pi, rule = sharp_lists([(1, 0), (0, 1), (-0.0046, -0.9), (-0.9, 0.416)], 100, 3, [1 - 1e-20, 1e-20])
+    left_out = LeftOut.of([[0, 1]])
+    best, *_ = codebook.from_lists(arrays, pi, 1, left_out, rule)
+    assert best.found[0, 0] == brute_force(best.query, arrays.items, 1, left_out).found[0, 0] == 2

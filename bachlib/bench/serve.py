@@ -106,7 +106,8 @@ def _two_step(n: int, k: int, kind: str) -> dict[str, Any]:
     best, lists = two_step(query, items, K, everyone, index)
     missed = 1 - found_of(exact.top_k(query, items, K, everyone).found, best.found)
     ms, scan = _in_turns(lambda u: two_step(query[u], items, K, NOTHING, index), partial(_scan, query, items))
-    of_lists = {"heads_asked": (lists.depth > 0).sum(1).mean().item(), "exact_if_lists_are": lists.enough.mean().item()}
+    asked, enough = (lists.depth >= K).sum(1).mean(), lists.enough.mean()
+    of_lists = {"heads_asked": asked.item(), "exact_if_lists_are": enough.item()}
     return {"ms": ms, "exact_ms": scan, "ratio": ms / scan, "missed": missed, **of_lists}
 
 

@@ -105,7 +105,8 @@ def trained(
 def run_name(p: Experiment, dataset: Dataset | None = None) -> str:
     """The folder of the experiment's training, known before the data is prepared."""
     row = METHODS[p.method]
-    config = {"method": p.method, "row": row._asdict(), "params": noted(ModelParams(**p.model)) | {"k": heads_of(p)}, "own": {}}
+    params = noted(ModelParams(**p.model)) | {"k": heads_of(p)}
+    config = {"method": p.method, "row": row._asdict(), "params": params, "own": {}}
     data = {"name": data_name(p)} if dataset is None else dataset.identity
     return name_of_run(config, data, p.train)
 
