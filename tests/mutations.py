@@ -158,7 +158,7 @@ MUTATIONS = [
     M("scores without π", "model/scoring.py", "    weight = _bits(log_pi +", "    weight = _bits(0 * log_pi +",
       "test_towers.py::test_serving_scores_are_the_log_density"),
     M("ranking scores that overflow", "model/scoring.py", "(_bits(high - low) < SPAN).all() & ", "",
-      "test_validation.py::test_ranking_scores_rank_as_the_density_in_float64"),
+      "test_validation.py::test_ranking_scores_of_targets_far_apart"),
     # ---------------------------------------------------------------------------------------- ranks and statistics
     M("the item itself not counted", "rank/ranks.py", "np.greater_equal(value[: item + 1]",
       "np.greater(value[: item + 1]", "test_validation.py"),
@@ -192,7 +192,7 @@ MUTATIONS = [
     M("negatives drawn once per epoch", "train/loop.py", "np.random.default_rng(draw)",
       "np.random.default_rng([self.p.seed, epoch])", "test_train.py::test_every_step_draws_its_own_negatives"),
     M("the last weights instead of the best", "train/loop.py", "if self.best and (best :=", "if False and (best :=",
-      "test_train.py::test_history_and_files"),
+      "test_train.py::test_the_model_ends_with_the_best_weights_and_not_the_last"),
     M("evaluation mode in training", "train/loop.py", "self.model.train()", "self.model.eval()",
       "test_train.py::test_dropout_is_on_in_training_and_off_after_it"),
     M("a resumed optimiser starts again", "train/checkpoint.py", 'in parts["optimizer"].items()', "in {}.items()",

@@ -386,7 +386,7 @@ def test_wrong_input(world):
         model.score(torch.tensor([[-1, 2], [2, -1]]))
     for name in METHODS:  # nothing is known about the user
         assert build(name, world, 3, **SMALL).score(torch.zeros(2, 0, dtype=torch.long)).shape == (2, world.n_items)
-    longer = torch.cat([history, history], 1)  # the last 50 are looked at
+    longer = torch.cat([(history + 1) % world.n_items, history], 1)  # the last 50 are looked at
     model.eval()
     torch.testing.assert_close(model.encode(longer).heads, model.encode(history).heads)
     assert model.score(history.numpy()).shape == (32, world.n_items)  # arrays do as well

@@ -79,6 +79,11 @@ def test_the_permutation_test_is_scipys():
         assert statistics.sign_flips((a - b)[None], 20_000)[0] == pytest.approx(theirs, abs=0.015)
 
 
+def test_p_is_never_zero():
+    """Signs that no draw repeats: the observed signs are one of the n + 1 draws."""
+    assert statistics.sign_flips(np.ones((1, 100)), n=999).tolist() == [1 / 1000]
+
+
 def test_exact_p_of_few_users():
     """Three differences of one sign: of the eight sign patterns two are as extreme."""
     assert statistics.sign_flips(np.array([[1.0, 2, 3]]), 20_000)[0] == pytest.approx(0.25, abs=0.01)

@@ -142,6 +142,24 @@ def test_the_optimizer_is_plain_adam(world, tmp_path):
         assert (last[name] - wanted).abs().max() < 3e-6, name  # a thousandth of a step
 
 
+def test_the_model_ends_with_the_best_weights_and_not_the_last(world, tmp_path):
+    """A training that unlearns after its first epoch."""
+    model = model_of(world, "standard", n_hist=5)
+    objective, steps = model.objective, []
+
+    def turned(*args):
+        steps.append(1)
+        found = objective(*args)
+        return found._replace(loss=found.loss * (1 if len(steps) <= per_epoch else -1))
+
+    model.objective, per_epoch = turned, Windows(world, 256, n_hist=5).steps_per_epoch
+    run = fit(model, world, {**QUICK, "epochs": 3}, tmp_path, quiet=True)
+    best, last = (load_file(tmp_path / f"{name}.safetensors") for name in ("best", "last"))
+    assert run.best["epoch"] == 1
+    for name, value in run.model.named_parameters():
+        assert torch.equal(value, best[name]) and not torch.equal(value, last[name])
+
+
 def test_dropout_is_on_in_training_and_off_after_it(world, tmp_path):
     model = model_of(world, "standard", n_hist=5)
     objective, training = model.objective, []

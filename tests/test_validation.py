@@ -93,6 +93,16 @@ def test_ranking_scores_rank_as_the_density_in_float64(kernel, kappa):
     assert (own > 0).all() == bool((found >= 0).all())  # densities, none of them lost; or logarithms
 
 
+def test_ranking_scores_of_targets_far_apart():
+    """A target opposite to the only head and one beside it: their densities are 2¹⁷⁰ apart, more than float32 holds."""
+    t = torch.tensor([1.0, 0.999, 0.997, 0.995, 0.99, 0.5, -1.0])
+    items = torch.stack([t, (1 - t**2).sqrt(), *[torch.zeros(7)] * 6], 1)[torch.tensor([4, 6, 3, 5, 2, 1, 0])]
+    heads, one = torch.eye(8)[None, :1], torch.ones(1, 1)
+    around = torch.tensor([[0, 1, 4]])  # of cosine 0.99, −1 and 0.997
+    found = scoring.ranking_scores(heads, items, 0 * one, 59 * one, KERNELS["von-mises-fisher"], around)
+    assert plain_ranks(found, around).tolist() == [[5, 7, 3]]
+
+
 def test_ranking_scores_of_what_is_no_number_are_refused():
     heads, items = torch.full((2, 3, 8), torch.nan), normalize(torch.randn(20, 8), dim=-1)
     with pytest.raises(NotFinite):
