@@ -148,8 +148,8 @@ f"scan {scan_ms:.1f} ms, every item scored {plain_ms:.1f} ms: {plain_ms / scan_m
 # ## 3 · Two-step: how long must the lists be?
 #
 # This is the paper's way for large catalogues. An index returns the $M$ nearest items of each head, and the union of
-# these lists is rescored (`ask="every"`). By default, heads that matter little are asked for eight items first, and for
-# $M$ only if one of the eight comes near the slate (`ask="enough"`). Let $t_r^{(M)}$ be the last cosine of list $r$. An
+# these lists is rescored (`ask="every"`). By default, heads that matter little are asked for four items first, and for
+# $M$ only if one of the four comes near the slate (`ask="enough"`). Let $t_r^{(M)}$ be the last cosine of list $r$. An
 # item in *no* list has $t_r \le t_r^{(M)}$, so it cannot score above
 #
 # $$ \log \sum_r \pi_r\, C_d(\kappa_r)\, \omega_{\kappa_r}(t_r^{(M)}). $$

@@ -25,7 +25,7 @@ from bachlib.serve.exact import thresholds_of
 
 Kind = Literal["hnsw", "ivf"]
 Ask = Literal["enough", "every"]
-FEW = 8  # items that a light head shows
+FEW = 4  # items that a light head shows
 SMALL = 20_000  # items: up to this number comparing all of them is faster than a graph, and misses nothing
 ONE_REQUEST = 64  # heads: more of them are worth several threads
 
@@ -148,7 +148,7 @@ def two_step(
 
 
 def _heavy(query: Query) -> Bool[np.ndarray, "B k"]:
-    """The heads that give the first four fifths of the density at a cosine of 0.75; all where the best head counts."""
+    """The heads that give the first two thirds of the density at a cosine of 0.75; all where the best head counts."""
     if not query.soft:
         return np.ones(query.log_weight.shape, bool)
     terms = query.terms_at(np.full(query.kappa.shape, 0.75))
@@ -156,7 +156,7 @@ def _heavy(query: Query) -> Bool[np.ndarray, "B k"]:
     order = np.argsort(-share, axis=1)
     ranked = np.take_along_axis(share, order, 1) / share.sum(1, keepdims=True)
     heavy = np.empty(share.shape, bool)
-    np.put_along_axis(heavy, order, np.cumsum(ranked, 1) - ranked < 0.8, 1)
+    np.put_along_axis(heavy, order, np.cumsum(ranked, 1) - ranked < 2 / 3, 1)
     return heavy
 
 
