@@ -166,8 +166,8 @@ plots.noted(plots.elbo_terms(histories["p-bach"]), alone)
 plots.noted(plots.kappa_trajectories(histories["p-bach"], 1 / tau), alone)
 
 # %% [markdown] tags=["lesson"]
-# **What you should see.** All heads start at $1/\tau$ and end close together, near 24. On the way single users reach
-# 31. (The paper reports maxima of 20 to 30 for p-BACH at d = 64. Here d = 8, so the two ranges cannot be compared.)
+# **What you should see.** All heads start at $1/\tau$ and end close together, near 24. On the way single users pass
+# 30. (The paper reports maxima of 20 to 30 for p-BACH at d = 64. Here d = 8, so the two ranges cannot be compared.)
 
 # %% [markdown]
 # ## 5 · Which heads are used
@@ -188,9 +188,9 @@ plots.collapse_race({f"p-bach, {alone}": histories["p-bach"]} | hard)
 
 # %% [markdown] tags=["lesson"]
 # **What you should see.** In pos-multihead the leading head is trained more, so it gets further ahead. In the first
-# training one head has nearly four fifths of the positives at step 40. Later it loses its place to others, and four
-# heads remain. In the second training one head has everything from step 30 on, and the others never come back. BACH
-# never uses fewer than five of its eight heads, and uses about seven at the end. all-multihead is in between: there a
+# training one head has more than nine tenths of the positives at step 40. Later it loses half of them to others, and
+# three heads remain. In the second training one head has everything from step 30 on, and the others never come back.
+# BACH never uses fewer than five of its eight heads, and ends with more than six. all-multihead is in between: there a
 # head is also trained when it is the closest head to some negative.
 
 # %% [markdown]
@@ -204,7 +204,7 @@ plots.noted(plots.gradient_heads(histories), alone)
 
 # %% [markdown] tags=["lesson"]
 # **What you should see.** For pos-multihead usage and gradient are the same: a head that is closest to no positive is
-# not trained. Soft routing brings the gradient back to most heads. all-multihead keeps it on four or five.
+# not trained. Soft routing brings the gradient back to most heads. all-multihead keeps it on five or six.
 
 # %% [markdown]
 # The gradient alone does not make heads *different*. Their mean cosine shows this:
@@ -217,7 +217,7 @@ encoded = {name: diagnostics.encode_users(run.model, dataset, users) for name, r
 # %% [markdown] tags=["lesson"]
 # BACH's heads are *not* far apart. In so few dimensions they share what is common to the user's interests. And a
 # difference of $\tau$ between two cosines is already a factor $e$ in the softmax. The lower cosine of pos-multihead is
-# not an advantage: three of its heads are hardly ever trained.
+# not an advantage: five of its heads are hardly ever trained.
 
 # %% [markdown]
 # ## 7 · What the heads stand for
@@ -277,7 +277,7 @@ counted = np.minimum(history / np.maximum(history.sum(1, keepdims=True), 1e-12),
 f"one guess for all users: {mean_user:.3f}; counting the topics of the history: {counted:.3f}"
 
 # %% [markdown] tags=["lesson"]
-# **What you should see.** BACH's shares follow the line; the overlap is 0.60. With equal weights the shares stay low.
+# **What you should see.** BACH's shares follow the line; the overlap is about 0.6. With equal weights the shares stay low.
 # One guess for all users reaches 0.41. Counting the genres in the history is better, 0.71, but it uses the genres,
 # which the models never see.
 
@@ -313,10 +313,10 @@ table.agg(lambda values: f"{values.mean():.3f} ({values.min():.3f}–{values.max
 
 # %% [markdown] tags=["lesson"]
 # **What you should see, and what not.** In both trainings BACH uses more heads than the hard methods and comes closest
-# to $\pi_u$. On average it also covers the user's interests best. But the training of pos-multihead that kept four
-# heads covers more. In accuracy BACH and all-multihead have the same mean, and the two trainings of all-multihead (R@50
-# 0.10 and 0.12) are far apart. Over three seeds on 2,000 users (`params/teaching.yaml`, results in [LOG.md](../LOG.md))
-# both have the same recall, too. A codebook of 8 prototypes cannot hold 16 interests: its heads are the most distinct,
+# to $\pi_u$. It also covers the user's interests best, though the training of pos-multihead that kept three heads
+# comes close. In accuracy the means of BACH and all-multihead are within noise of each other: the two trainings of
+# all-multihead (R@50 0.10 and 0.12) are far apart. Over three seeds on 2,000 users (`params/teaching.yaml`, results in
+# [LOG.md](../LOG.md)) both have the same recall. A codebook of 8 prototypes cannot hold 16 interests: its heads are the most distinct,
 # and its accuracy is the lowest.
 
 # %% [markdown]

@@ -115,8 +115,8 @@ made = table(list(found.values()), baseline="all-multihead")
 made
 
 # %% [markdown] tags=["lesson"]
-# **What you should see.** The ± of a mean is large, because users differ. It is largest for all-multihead, because its
-# two trainings differ.
+# **What you should see.** The ± of a mean is large, because users differ. In R@50 it is largest for all-multihead,
+# because its two trainings differ.
 
 # %% [markdown]
 # A comparison *user by user* removes part of the differences between users. Below are the gains over all-multihead with
@@ -134,10 +134,9 @@ for s in range(seed, seed + seeds):
 {how: f"{gain.value:+.0%} [{gain.low:+.0%}, {gain.high:+.0%}]" for how, gain in gains.items()}
 
 # %% [markdown] tags=["lesson"]
-# **What you should see.** Without pairing the interval is at least half as wide again. And the interval of one seed
-# does not include variation between trainings. The first seed says with confidence that p-BACH gains a fifth of
-# all-multihead's AUPRC. The second says, nearly with confidence, that it loses a tenth. Two or three seeds give a rough
-# estimate of how much trainings vary. At this scale (a few hundred users, two epochs, two seeds) we cannot say which of
+# **What you should see.** Without pairing the interval is a third wider or more. And the interval of one seed does
+# not include variation between trainings. The first seed says, nearly with confidence, that p-BACH gains more than a
+# tenth of all-multihead's AUPRC. The second says that it loses a little. Two or three seeds give a rough estimate of how much trainings vary. At this scale (a few hundred users, two epochs, two seeds) we cannot say which of
 # the two is better: every interval over users *and* seeds contains zero. On MovieLens-1M with three seeds we can; that
 # table is in the [README](../README.md).
 
@@ -160,8 +159,8 @@ wins = plots.wins_and_losses(ours.per_user["AUPRC"] - theirs.per_user["AUPRC"], 
 plots.noted(wins, alone)
 
 # %% [markdown] tags=["lesson"]
-# **What you should see.** Not every user gains. In the first pair of trainings, where p-BACH is ahead, 55% of the users
-# gain and 45% lose, many of them more than the mean.
+# **What you should see.** Not every user gains. In the first pair of trainings, where p-BACH is ahead, about 55% of the
+# users gain and 45% lose, many of them more than the mean.
 
 # %% [markdown]
 # ## 4 · Where in the ranking?
@@ -186,7 +185,7 @@ plots.noted(plots.gain_by_depth(bands, "p-bach", "all-multihead"), f"mean over {
 # that the gains are at the top.
 
 # %% [markdown] tags=["lesson"]
-# Here, over both seeds, all intervals but one of seven contain zero, and this one is not at the top.
+# Here, over both seeds, all seven intervals contain zero. The largest gain is not at the top but in ranks 51 to 100.
 
 # %% [markdown]
 # ## 5 · What the slates are like
@@ -299,8 +298,8 @@ pivot.loc["the right NDCG@100"] = {name: found[name, seed].means["NDCG@100"] for
 pivot.assign(gain=pivot["p-bach"] / pivot["all-multihead"] - 1).round(3).rename_axis(alone)
 
 # %% [markdown] tags=["lesson"]
-# In NDCG the gain is 20%; with an ideal of hits it is 12%. In R@10 it is 13%; with sampled negatives it is 8%, and if
-# nothing is excluded it disappears.
+# In NDCG the gain is about 15%; with an ideal of hits it is half of that. In R@10 it is about 13%; with sampled
+# negatives hardly anything is left of it, and if nothing is excluded it turns into a loss.
 
 # %% [markdown]
 # - **Picked on the test items**: the epoch with the best *test* number instead of the best validation number. We
@@ -411,8 +410,8 @@ f"{len(both)} users: R@50 {cold:.3f} if cold, {warm:.3f} if they are in training
 #
 # <details><summary>Answer</summary>
 #
-# The paired interval with one seed has a half width of about 14% with 417 users. For 1% one needs 14² times as many:
-# about 80,000. (On MovieLens-1M the AUPRC of users varies less: 1.6% with 2,380.) The paper evaluates 10,000.
+# The paired interval with one seed has a half width of 10 to 15% with 417 users. For 1% one needs 10² to 15² times as
+# many: 40,000 to 90,000. (On MovieLens-1M the AUPRC of users varies less: 1.6% with 2,380.) The paper evaluates 10,000.
 # </details>
 #
 # 3. NDCG with an ideal of hits: construct a model that is perfect by it and useless.

@@ -195,7 +195,7 @@ title = f"User {user}: the slate of 40 comes from {sum(len(b) > 0 for b in bring
 plots.map_of_items(place, mine_is, told[shown], own_place, own_names, pi["personal"][me], brings, words, rings, title)
 
 # %% [markdown] tags=["lesson"]
-# **What you should see.** Most stars are on islands that have rings. The others are anywhere; they have hardly any
+# **What you should see.** Most stars are on islands that have rings. The others are anywhere; they have little
 # weight. The largest star need not be where most rings are. User 7 has watched mostly Romance, but Horror last, and
 # $\pi_u$ follows the last items (section 4 shows them in order).
 
@@ -359,9 +359,9 @@ if source != "planted":
 figure
 
 # %% [markdown] tags=["lesson"]
-# **What you should see.** Nine of the sixteen planted interests have a head that explains the larger part of their
+# **What you should see.** Most of the sixteen planted interests have a head that explains the larger part of their
 # items. Sixteen prototypes cover more interests than eight personal heads (0.57 against 0.44). But personal heads know
-# better *how much* of an interest a user wants: the overlap with the planted $\pi_u$ is 0.60 against 0.53. Three heads
+# better *how much* of an interest a user wants: the overlap with the planted $\pi_u$ is 0.59 against 0.53. Three heads
 # are too few for sixteen interests by both measures.
 
 # %% [markdown]

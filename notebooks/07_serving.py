@@ -173,7 +173,7 @@ plots.noted(plots.recall_and_cost(by_M, scan_ms), f"generated catalogue, {n_larg
 
 # %% [markdown] tags=["lesson"]
 # **What you should see.** In this world lists of K = 100 find the whole slate. To *prove* it takes longer lists. At
-# this size both cost more than the scan, which proves its slate anyway. With 200,000 items lists of K take a quarter of
+# this size lists of K cost about as much as the scan, which proves its slate anyway, and longer ones more. With 200,000 items lists of K take a quarter of
 # the scan's time ([LOG.md](../LOG.md)). A trained model may miss more; `retriever.recall` measures it below.
 
 # %% [markdown]
@@ -307,7 +307,7 @@ plots.noted(plots.pareto(costs, "R@50"), f"seed {seed}")
 
 # %% [markdown] tags=["lesson"]
 # It changes the cost, and at this size most of the cost is the overhead of a call. After so little training, on one
-# seed, p-BACH is ahead and the codebook of 16 behind. For the cold users of MovieLens-1M a codebook of 128 reaches
+# seed, p-BACH and one vector are level, and the codebook of 16 is behind. For the cold users of MovieLens-1M a codebook of 128 reaches
 # 0.264 and personal heads reach 0.288 (LOG.md): the paper's trade-off.
 
 # %% [markdown]
@@ -378,7 +378,7 @@ diverse.round(3)
 
 # %% [markdown] tags=["lesson"]
 # **What you should see.** Re-ranking makes the slates a little more diverse, with no visible loss of recall. The
-# mixture has the better recall but *not* the more diverse slate: its $\pi_u$ follows the session a user is in. On
+# mixture has about the same recall and the *less* diverse slate: its $\pi_u$ follows the session a user is in. On
 # MovieLens-1M MMR and DPP make p-BACH's slates more diverse, too, MMR at no cost in recall (LOG.md). A well-fitted
 # mixture and a diverse slate are two different goals.
 
@@ -397,7 +397,7 @@ plots.noted(plots.cold_start_curve(curves, known, "R@50", popular.means["R@50"])
 
 # %% [markdown] tags=["lesson"]
 # **What you should see.** One item of history is well above the most popular items. With one item the codebook loses
-# nearly nothing of its recall from 50 items; p-BACH loses a fifth and all-multihead half. (In training all of them saw
+# nearly nothing of its recall from 50 items; p-BACH loses about a fifth and all-multihead a quarter. (In training all of them saw
 # long histories only.) Ten items are as good as 50: in this world the last items tell what comes next.
 
 # %% [markdown]
@@ -415,7 +415,7 @@ told = {"likes": liked, "share of the slate": shares, "of the catalogue": topics
 pd.DataFrame(told).round(2)
 
 # %% [markdown] tags=["lesson"]
-# **What you should see.** On the planted world the slates are full of the named genre. This is control, not accuracy:
+# **What you should see.** On the planted world the slates are full, or nearly full, of the named genre. This is control, not accuracy:
 # on MovieLens-1M one item of history is worth more than declared genres or a user's age and occupation (LOG.md).
 
 # %% [markdown]
@@ -472,7 +472,7 @@ brought = np.array([topics.member[row][:, two].mean(0) for row in twice.items]) 
 pd.DataFrame(brought, pages, [f"share of {topics.names[g]} in the slate" for g in two]).round(2)
 
 # %% [markdown] tags=["lesson"]
-# **What you should see.** With the context the codebook finds a sixth more of the ten test items. The gain is large for
+# **What you should see.** With the context the codebook finds clearly more of the ten test items, here a third. The gain is large for
 # the next item and small for the last five: few sessions last that long. A wrong context costs more than none, because
 # the model relies on it. The same history gets another $\pi_u$ and another slate on each page. The prototypes and the
 # items are the same for both requests, so the cached lists of section 5 serve both. A topic that no prototype stands

@@ -62,8 +62,8 @@ point.result
 point.run.history.set_index("step").filter(["loss", "valid_auprc"]).dropna(how="all").tail(5).round(4)
 
 # %% [markdown]
-# **What you should see.** The loss falls. Validation AUPRC rises and levels off. The weights that are kept are those
-# with the best validation AUPRC. `bach report` draws pictures of the run.
+# **What you should see.** The loss falls. Validation AUPRC rises, then levels off or falls again. The weights that are
+# kept are those with the best validation AUPRC. `bach report` draws pictures of the run.
 #
 # ## Heads and $\kappa$
 #
