@@ -403,8 +403,8 @@ f"{(behind == 1).mean():.0%} of the users have a slate of twelve that comes from
 #
 # - **Soft routing trains every head.** On the planted world it uses more heads than hard routing. On MovieLens-1M
 #   pos-multihead uses as many (7.7 of 8 against 7.6, one seed) and is still worse. → `04_train`
-# - **$\pi_u$ is calibrated.** To less than 0.01, but a $\pi$ without information would be calibrated, too. With personal
-#   heads $\pi_u$ is worth a tenth of a nat per held-out item, in a codebook a third to a half (planted world).
+# - **$\pi_u$ is calibrated.** To less than 0.01, but a $\pi$ without information would be calibrated, too. With
+#   personal heads $\pi_u$ is worth a tenth of a nat per held-out item, in a codebook a third to a half (planted world).
 #   → `06_heads_and_pi`
 #
 # *Not seen*

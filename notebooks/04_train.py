@@ -204,7 +204,7 @@ plots.noted(plots.gradient_heads(histories), alone)
 
 # %% [markdown] tags=["lesson"]
 # **What you should see.** For pos-multihead usage and gradient are the same: a head that is closest to no positive is
-# not trained. Soft routing brings the gradient back to most heads. all-multihead keeps it on five or six.
+# not trained. Soft routing brings the gradient back to most heads. all-multihead keeps it on about five.
 
 # %% [markdown]
 # The gradient alone does not make heads *different*. Their mean cosine shows this:
@@ -277,8 +277,8 @@ counted = np.minimum(history / np.maximum(history.sum(1, keepdims=True), 1e-12),
 f"one guess for all users: {mean_user:.3f}; counting the topics of the history: {counted:.3f}"
 
 # %% [markdown] tags=["lesson"]
-# **What you should see.** BACH's shares follow the line; the overlap is about 0.6. With equal weights the shares stay low.
-# One guess for all users reaches 0.41. Counting the genres in the history is better, 0.71, but it uses the genres,
+# **What you should see.** BACH's shares follow the line; the overlap is about 0.6. With equal weights the shares stay
+# low. One guess for all users reaches 0.41. Counting the genres in the history is better, 0.71, but it uses the genres,
 # which the models never see.
 
 # %% [markdown]
@@ -313,11 +313,11 @@ table.agg(lambda values: f"{values.mean():.3f} ({values.min():.3f}–{values.max
 
 # %% [markdown] tags=["lesson"]
 # **What you should see, and what not.** In both trainings BACH uses more heads than the hard methods and comes closest
-# to $\pi_u$. It also covers the user's interests best, though the training of pos-multihead that kept three heads
-# comes close. In accuracy the means of BACH and all-multihead are within noise of each other: the two trainings of
+# to $\pi_u$. It also covers the user's interests best, though the training of pos-multihead that kept three heads comes
+# close. In accuracy the means of BACH and all-multihead are within noise of each other: the two trainings of
 # all-multihead (R@50 0.10 and 0.12) are far apart. Over three seeds on 2,000 users (`params/teaching.yaml`, results in
-# [LOG.md](../LOG.md)) both have the same recall. A codebook of 8 prototypes cannot hold 16 interests: its heads are the most distinct,
-# and its accuracy is the lowest.
+# [LOG.md](../LOG.md)) both have the same recall. A codebook of 8 prototypes cannot hold 16 interests: its heads are the
+# most distinct, and its accuracy is the lowest.
 
 # %% [markdown]
 # ## 10 · Use your own encoder

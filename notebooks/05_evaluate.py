@@ -134,11 +134,12 @@ for s in range(seed, seed + seeds):
 {how: f"{gain.value:+.0%} [{gain.low:+.0%}, {gain.high:+.0%}]" for how, gain in gains.items()}
 
 # %% [markdown] tags=["lesson"]
-# **What you should see.** Without pairing the interval is a third wider or more. And the interval of one seed does
-# not include variation between trainings. The first seed says, nearly with confidence, that p-BACH gains more than a
-# tenth of all-multihead's AUPRC. The second says that it loses a little. Two or three seeds give a rough estimate of how much trainings vary. At this scale (a few hundred users, two epochs, two seeds) we cannot say which of
-# the two is better: every interval over users *and* seeds contains zero. On MovieLens-1M with three seeds we can; that
-# table is in the [README](../README.md).
+# **What you should see.** Without pairing the interval is a third wider or more. And the interval of one seed does not
+# include variation between trainings. The first seed says, nearly with confidence, that p-BACH gains more than a tenth
+# of all-multihead's AUPRC. The second says that it loses a little. Two or three seeds give a rough estimate of how much
+# trainings vary. At this scale (a few hundred users, two epochs, two seeds) we cannot say which of the two is better:
+# every interval over users *and* seeds contains zero. On MovieLens-1M with three seeds we can; that table is in the
+# [README](../README.md).
 
 # %% [markdown]
 # A table also rejects results that cannot be compared:

@@ -195,9 +195,9 @@ title = f"User {user}: the slate of 40 comes from {sum(len(b) > 0 for b in bring
 plots.map_of_items(place, mine_is, told[shown], own_place, own_names, pi["personal"][me], brings, words, rings, title)
 
 # %% [markdown] tags=["lesson"]
-# **What you should see.** Most stars are on islands that have rings. The others are anywhere; they have little
-# weight. The largest star need not be where most rings are. User 7 has watched mostly Romance, but Horror last, and
-# $\pi_u$ follows the last items (section 4 shows them in order).
+# **What you should see.** Most stars are on islands that have rings. The others are anywhere; they have little weight.
+# The largest star need not be where most rings are. User 7 has watched mostly Romance, but Horror last, and $\pi_u$
+# follows the last items (section 4 shows them in order).
 
 # %% [markdown]
 # ## 3 · π_u as a profile

@@ -173,8 +173,9 @@ plots.noted(plots.recall_and_cost(by_M, scan_ms), f"generated catalogue, {n_larg
 
 # %% [markdown] tags=["lesson"]
 # **What you should see.** In this world lists of K = 100 find the whole slate. To *prove* it takes longer lists. At
-# this size lists of K cost about as much as the scan, which proves its slate anyway, and longer ones more. With 200,000 items lists of K take a quarter of
-# the scan's time ([LOG.md](../LOG.md)). A trained model may miss more; `retriever.recall` measures it below.
+# this size lists of K cost about as much as the scan, which proves its slate anyway, and longer ones more. With 200,000
+# items lists of K take a quarter of the scan's time ([LOG.md](../LOG.md)). A trained model may miss more;
+# `retriever.recall` measures it below.
 
 # %% [markdown]
 # The index of a large catalogue (HNSW) may miss an item that belongs in a list. So a two-step slate is never
@@ -307,8 +308,8 @@ plots.noted(plots.pareto(costs, "R@50"), f"seed {seed}")
 
 # %% [markdown] tags=["lesson"]
 # It changes the cost, and at this size most of the cost is the overhead of a call. After so little training, on one
-# seed, p-BACH and one vector are level, and the codebook of 16 is behind. For the cold users of MovieLens-1M a codebook of 128 reaches
-# 0.264 and personal heads reach 0.288 (LOG.md): the paper's trade-off.
+# seed, p-BACH and one vector are level, and the codebook of 16 is behind. For the cold users of MovieLens-1M a codebook
+# of 128 reaches 0.264 and personal heads reach 0.288 (LOG.md): the paper's trade-off.
 
 # %% [markdown]
 # ## 7 · Steering
@@ -397,8 +398,8 @@ plots.noted(plots.cold_start_curve(curves, known, "R@50", popular.means["R@50"])
 
 # %% [markdown] tags=["lesson"]
 # **What you should see.** One item of history is well above the most popular items. With one item the codebook loses
-# nearly nothing of its recall from 50 items; p-BACH loses about a fifth and all-multihead a quarter. (In training all of them saw
-# long histories only.) Ten items are as good as 50: in this world the last items tell what comes next.
+# nearly nothing of its recall from 50 items; p-BACH loses about a fifth and all-multihead a quarter. (In training all
+# of them saw long histories only.) Ten items are as good as 50: in this world the last items tell what comes next.
 
 # %% [markdown]
 # Without any history the codebook needs only a $\pi$. Vectors can go through the gating tower in place of a history.
@@ -415,8 +416,9 @@ told = {"likes": liked, "share of the slate": shares, "of the catalogue": topics
 pd.DataFrame(told).round(2)
 
 # %% [markdown] tags=["lesson"]
-# **What you should see.** On the planted world the slates are full, or nearly full, of the named genre. This is control, not accuracy:
-# on MovieLens-1M one item of history is worth more than declared genres or a user's age and occupation (LOG.md).
+# **What you should see.** On the planted world the slates are full, or nearly full, of the named genre. This is
+# control, not accuracy: on MovieLens-1M one item of history is worth more than declared genres or a user's age and
+# occupation (LOG.md).
 
 # %% [markdown]
 # ## 10 · Context: the same user, another request
@@ -472,11 +474,11 @@ brought = np.array([topics.member[row][:, two].mean(0) for row in twice.items]) 
 pd.DataFrame(brought, pages, [f"share of {topics.names[g]} in the slate" for g in two]).round(2)
 
 # %% [markdown] tags=["lesson"]
-# **What you should see.** With the context the codebook finds clearly more of the ten test items, here a third. The gain is large for
-# the next item and small for the last five: few sessions last that long. A wrong context costs more than none, because
-# the model relies on it. The same history gets another $\pi_u$ and another slate on each page. The prototypes and the
-# items are the same for both requests, so the cached lists of section 5 serve both. A topic that no prototype stands
-# for gains little.
+# **What you should see.** With the context the codebook finds clearly more of the ten test items, here a third. The
+# gain is large for the next item and small for the last five: few sessions last that long. A wrong context costs more
+# than none, because the model relies on it. The same history gets another $\pi_u$ and another slate on each page. The
+# prototypes and the items are the same for both requests, so the cached lists of section 5 serve both. A topic that no
+# prototype stands for gains little.
 
 # %% [markdown]
 # ## 11 · Save and update an index
