@@ -239,7 +239,7 @@ MUTATIONS = [
       "test_serve_exact.py::test_lists_of_an_index_whose_items_came_and_went"),
     M("new rows written over those of readers", "serve/rows.py", "and room.used == n and", "and",
       "test_index.py::test_rows_that_grow_never_change_under_their_readers"),
-    M("new items enter a list one place early", "serve/codebook.py", "bisect_right(", "bisect_left(",
+    M("new items enter a list in any order", "serve/codebook.py", "at, first + order)", "at, first + order[::-1])",
       "test_index.py::test_entered_lists_are_computed_lists"),
     M("shares that were set take from nobody", "serve/steering.py", "pi = left * normalised(", "pi = normalised(",
       "test_steering.py::test_each_hand"),
