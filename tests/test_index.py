@@ -92,6 +92,11 @@ def test_any_coming_and_going_is_as_if_built_from_these_items(
             n += len(added)
         if step % 10 == 4:
             retriever = Retriever.load(retriever.save(tmp_path / str(step)), retriever.model)
+            if strategy == "codebook":  # without the model, too
+                slate = retriever.retrieve(histories, 12, keep_history=True)
+                np.testing.assert_array_equal(
+                    CodebookServer(retriever.folder).retrieve(slate.pi, 12).items, slate.items
+                )
         now = retriever.catalogue
         np.testing.assert_array_equal(now.served, sorted(served))
         items, query = np.ascontiguousarray(now.vectors[now.served]), retriever.users.query(now, list(histories))[0]

@@ -98,7 +98,7 @@ def changed(
     """The codebook of other items, of which the first are those it was computed from: the others enter its lists.
 
     Removed items stay there and are left out when serving. None if it has to be computed again: a new item has a
-    density far above all others, or a list that is all there is (`CodebookLists`) has lost a tenth of its entries.
+    density far above all others, many items have come, or a list of `CodebookLists` has lost a tenth of its entries.
     """
     first, n, (k, length) = len(arrays.items), len(items), arrays.lists.shape
     cached = isinstance(arrays, CodebookLists)
@@ -109,6 +109,8 @@ def changed(
             return None
     if n == first:
         return arrays._replace(items=items)
+    if not cached and length < (1 - STALE) * min(n, _usual(n)):  # the threshold algorithm needs longer lists
+        return None
     cosine = items[first:].astype(np.float64) @ arrays.prototypes.astype(np.float64).T
     query = Query(arrays.prototypes, arrays.log_c[None], arrays.kappa[None], rule)
     log_s = query.terms_at(cosine) - arrays.peak
@@ -117,8 +119,6 @@ def changed(
     s = np.exp(log_s)
     new = np.where(s < TINY, 0, s).astype(np.float32)
     density = None if cached else appended(arrays.density, new)
-    if not cached and length < (1 - STALE) * min(n, _usual(n)):  # the threshold algorithm needs longer lists
-        return None
     longest = length if length < first else min(n, budget if cached else _usual(n))
     lists, entries = np.empty((k, longest), np.int32), np.empty((k, longest), np.float32)
     for r in range(k):
