@@ -11,13 +11,15 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from serving import SMALL, made, perturbed, ranked
+from serving import SMALL, made, perturbed, ranked, unit
 
 from bachlib import BachError
 from bachlib.model.methods import build
 from bachlib.model.svd import fold_in, pure_svd
-from bachlib.serve import Retriever
+from bachlib.serve import Retriever, codebook, twostep
+from bachlib.serve.density import brute_force
 from bachlib.serve.lean import CodebookServer
+from bachlib.serve.rows import appended
 
 # ------------------------------------------------------------------------------------------ items come and go
 
@@ -55,6 +57,120 @@ def test_items_come_and_go(world, histories, name, strategy):
         retriever.add("x")
     with pytest.raises(BachError, match="divide each by its length"):
         retriever.add(vectors=np.ones((1, 16)))
+
+
+LIVE = [("exact", "hnsw", None), ("two-step", "hnsw", None), ("two-step", "ivf", None), ("codebook", "hnsw", None)]
+
+
+@pytest.mark.parametrize("name", ["p-bach-global", "v-bach-global"])
+@pytest.mark.parametrize(("strategy", "index", "budget"), [*LIVE, ("codebook", "hnsw", 60)])
+def test_any_coming_and_going_is_as_if_built_from_these_items(
+    world, histories, tmp_path, monkeypatch, name, strategy, index, budget
+):
+    """Brute force over the items served now, to the bit: after each of many changes, some of them beyond a tenth."""
+    monkeypatch.setattr(twostep, "SMALL", 0)  # a graph also here
+    settings = {"index": index, "budget": budget, "lists": "exact"}
+    retriever = made(world, name, strategy, k=6, **settings)
+    rng, served, n, proved = np.random.default_rng(3), set(range(600)), 600, 0
+    for step in range(30):
+        best = retriever.retrieve(histories, 12)
+        if rng.random() < 0.5:
+            away = {
+                int(i) for i in best.items[rng.integers(len(histories)), : rng.integers(1, 6)]
+            }  # what is missed most
+            away |= set(rng.choice(sorted(served), rng.choice([1, 9])).tolist())
+            retriever.remove(sorted(away))
+            served -= away
+        else:
+            near = retriever.catalogue.vectors[best.items[:, 0]][
+                : rng.choice([1, 8])
+            ]  # twins enter every slate, and tie
+            far = unit(rng.normal(size=(3, near.shape[1])))
+            added = retriever.add(vectors=np.concatenate([near, unit(near + 0.01), far]))
+            np.testing.assert_array_equal(added, np.arange(n, n + len(added)))
+            served |= set(added.tolist())
+            n += len(added)
+        if step % 10 == 4:
+            retriever = Retriever.load(retriever.save(tmp_path / str(step)), retriever.model)
+            if strategy == "codebook":  # without the model, too
+                slate = retriever.retrieve(histories, 12, keep_history=True)
+                np.testing.assert_array_equal(
+                    CodebookServer(retriever.folder).retrieve(slate.pi, 12).items, slate.items
+                )
+        now = retriever.catalogue
+        np.testing.assert_array_equal(now.served, sorted(served))
+        items, query = np.ascontiguousarray(now.vectors[now.served]), retriever.users.query(now, list(histories))[0]
+        left_out = now.compact().left_out(list(histories), 12)
+        wanted, slate = brute_force(query, items, 12, left_out), retriever.retrieve(histories, 12)
+        assert slate.certified.all() or budget
+        proved += slate.certified.sum()
+        for u in np.flatnonzero(slate.certified):
+            np.testing.assert_array_equal(slate.items[u], now.served[wanted.found[u]])
+            np.testing.assert_array_equal(slate.scores[u], wanted.scores[u])
+        assert set(slate.items.ravel().tolist()) <= served
+    assert proved > 30 * len(histories) / 2 and len(served) != 600 and retriever.settings["budget"] == budget
+
+
+@pytest.mark.parametrize(("strategy", "index", "budget"), LIVE)
+def test_a_tenth_may_change_before_anything_is_built_again(world, monkeypatch, strategy, index, budget):
+    monkeypatch.setattr(twostep, "SMALL", 0)
+    retriever, built = made(world, "p-bach-global", strategy, index=index), []
+    build_it = retriever.built
+    retriever.built = lambda *given: built.append(1) or build_it(*given)
+    for item in range(60):
+        retriever.remove([item])
+    twins = retriever.catalogue.vectors[60:100]
+    assert not built and len(retriever.catalogue.gone) == 60 and len(retriever.catalogue.items) == 600
+    retriever.remove([60, 61])
+    assert built == [1] and not len(retriever.catalogue.gone) and len(retriever.catalogue.items) == 538
+    retriever.remove([1, 2])  # not served any more
+    assert built == [1] and not len(retriever.catalogue.gone)
+    for twin in twins:
+        retriever.add(vectors=twin[None])
+    assert built == [1]
+    assert len(retriever.catalogue.served) == 578 and retriever.retrieve([[70]], 30).items.max() >= 600
+
+
+def test_lists_without_entries_are_computed_again(world, histories):
+    """A short list of one interest may be emptied by a few removals: at most a tenth of it is missing."""
+    retriever = made(world, "p-bach-global", "codebook", k=6, budget=20)
+    before = retriever.catalogue.codebook.lists
+    retriever.remove(before[2, :2])
+    assert retriever.catalogue.codebook.lists is before
+    retriever.remove(before[2, 2:3])
+    now = retriever.catalogue
+    assert not np.isin(now.numbers[now.codebook.lists], before[2, :3]).any() and now.codebook.lists.shape == (6, 20)
+    fresh = codebook.compute_lists(*retriever.users.prototypes(), now.items, retriever.rule, 20)
+    np.testing.assert_array_equal(now.codebook.lists, fresh.lists)
+
+
+def test_entered_lists_are_computed_lists(world):
+    """Lists that new items entered are those of a new codebook, with all their densities."""
+    for budget in (None, 40):
+        retriever = made(world, "p-bach-global", "codebook", k=6, budget=budget)
+        retriever.add(vectors=retriever.catalogue.vectors[::20])
+        now = retriever.catalogue.codebook
+        of = (*retriever.users.prototypes(), retriever.catalogue.items, retriever.rule)
+        fresh = codebook.compute(*of) if budget is None else codebook.compute_lists(*of, budget)
+        np.testing.assert_array_equal(now.lists, fresh.lists)
+        part = "density" if budget is None else "entries"
+        np.testing.assert_allclose(getattr(now, part), getattr(fresh, part), rtol=1e-6)
+
+
+def test_rows_that_grow_never_change_under_their_readers():
+    rng = np.random.default_rng(0)
+    first = rng.normal(size=(20, 3)).astype(np.float32)
+    one = appended(first, first[:1])
+    two = appended(one, first[1:2])
+    assert np.shares_memory(one, two) and two.flags.c_contiguous, "there was room"
+    other = appended(one, first[2:3])  # the room behind `one` is taken
+    assert not np.shares_memory(one, other)
+    for rows, last in ((one, 0), (two, 1), (other, 2)):
+        np.testing.assert_array_equal(rows[:20], first)
+        np.testing.assert_array_equal(rows[-1], first[last])
+    three = appended(two, np.ones((50, 3), np.float32))
+    assert not np.shares_memory(two, three) and three.shape == (72, 3) and not np.shares_memory(first, one)
+    assert not np.shares_memory(appended(two[1:], first[:1]), two), "not a whole array"
 
 
 def test_folded_rows_are_those_of_the_table(world):
@@ -346,3 +462,45 @@ def test_readers_and_a_writer(world, histories, name, strategy):
         for reader in readers:
             reader.result()
     assert seen == {0, 1}
+
+
+@pytest.mark.parametrize(("strategy", "index", "budget"), LIVE)
+def test_readers_while_items_come_and_go(world, histories, monkeypatch, strategy, index, budget):
+    """Every slate is that of one of the catalogues there were, though rows are written behind the readers' own."""
+    monkeypatch.setattr(twostep, "SMALL", 0)
+    retriever, states = made(world, "p-bach-global", strategy, index=index, lists="exact"), {}
+
+    def key(slate) -> bytes:
+        return slate.items.tobytes() + slate.scores.tobytes()
+
+    def change(n: int) -> None:
+        if n % 2:
+            retriever.remove(retriever.retrieve(histories, 5).items[n % 30, :1])
+        else:
+            retriever.add(vectors=unit(retriever.catalogue.vectors[n : n + 2] + 0.01 * n))
+
+    start = retriever.catalogue
+    for n in range(40):
+        states[key(retriever.retrieve(histories, 5))] = n
+        change(n)
+    states[key(retriever.retrieve(histories, 5))] = 40
+    stop, seen, unknown = threading.Event(), set(), []
+
+    def read() -> None:
+        while not stop.is_set():
+            slate = retriever.retrieve(histories, 5)
+            (seen.add if key(slate) in states else unknown.append)(states.get(key(slate)))
+
+    for _ in range(2):  # from the same catalogue: what came before keeps its rows
+        retriever.catalogue = start
+        stop.clear()
+        with ThreadPoolExecutor(3) as pool:
+            readers = [pool.submit(read) for _ in range(3)]
+            for n in range(40):
+                change(n)
+                stop.wait(0.005)
+            stop.set()
+            for reader in readers:
+                reader.result()
+        assert states[key(retriever.retrieve(histories, 5))] == 40
+    assert not unknown and len(seen) > 5

@@ -245,6 +245,35 @@ def test_faiss_finds_nearly_everything(clustered, kind, tmp_path):
     np.testing.assert_array_equal(again.found, best.found)
 
 
+@pytest.mark.parametrize("kind", ["hnsw", "ivf"])
+def test_lists_of_an_index_whose_items_came_and_went(clustered, kind):
+    """The index stays; all items near a head are removed, so the list has to reach beyond them, and others are new."""
+    items, query = clustered
+    index, head = Neighbours(items, kind), query.heads[:1, 0]
+    gone = np.sort(np.argsort(-(items @ head[0]))[:700])
+    late = unit(head + 0.3 * np.random.default_rng(5).normal(size=(60, 32)))
+    everything = np.concatenate([items, late])
+    gone = np.concatenate([gone, [24_007]])
+    other = index.changed(everything, gone)
+    assert other.index is index.index and not index.gone.any()
+    t, places = other.nearest(np.concatenate([head, query.heads[1]]), 100)
+    assert t.shape == places.shape == (7, 100) and (np.diff(t, axis=1) <= 0).all()
+    assert (places >= 0).all() and not np.isin(places, gone).any()
+    np.testing.assert_allclose(t[0], everything[places[0]] @ head[0], atol=1e-6)
+    cosine = everything @ head[0]
+    cosine[gone] = -2
+    assert np.isin(np.argsort(-cosine)[:100], places[0]).mean() > 0.9 and (places[0] >= 24_000).any()
+    left_out = LeftOut.of([[5, 9, int(gone[0])]] * 30, gone)
+    assert (left_out.n_own == 3 - 1 - np.isin([5, 9], gone).sum()).all()
+    best, lists = two_step(query, everything, 100, left_out, other)
+    wanted = brute_force(query, everything, 100, LeftOut.of([np.concatenate([[5, 9], gone])] * 30))
+    same(exact.top_k(query, everything, 100, left_out), wanted)
+    assert np.mean([np.isin(a, b).mean() for a, b in zip(wanted.found, best.found, strict=True)]) > 0.99
+    assert not np.isin(best.found, gone).any() and lists.depth.max() <= 4 * 102, "lists that M asks for, not more"
+    assert index.changed(np.concatenate([items, items[:2_500]]), gone) is None
+    assert index.changed(items, np.arange(2_500)) is None
+
+
 def test_lists_grow_until_the_bound_holds_or_the_budget_is_spent(clustered):
     items, query = clustered
     index = ExactLists(items)

@@ -101,6 +101,16 @@ def test_items_with_equal_vectors_are_not_called_apart(world, histories):
     np.testing.assert_allclose(found.scores, exact.scores[0], atol=of.margin)
 
 
+def test_removed_items_are_not_in_a_shortlist(world, histories):
+    retriever = made(world)
+    gone = retriever.retrieve([histories[0]], 3).items[0]
+    retriever.remove(gone)
+    of = shortlist(retriever, histories[0])
+    found = rerank(of, of.pi, K)
+    assert found.enough and not np.isin(gone, of.items).any()
+    np.testing.assert_array_equal(found.items, retriever.retrieve([histories[0]], K).items[0])
+
+
 def test_a_user_with_a_free_pi(world, histories):
     retriever = Retriever(perturbed(world, "p-bach", pi="table"), "exact")
     of = shortlist(retriever, histories[3], user=3)

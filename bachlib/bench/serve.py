@@ -2,6 +2,7 @@
 
 exact      the pruned scan against its bare matrix product, and whether it equals brute force, to the bit
 two-step   faiss and rescoring against the scan, and the share of the slate it finds
+changes    adding and removing one item, by every strategy
 codebook   the threshold algorithm with a peaked π against the dense product S π, and whether it equals brute force
 explorer   from a moved slider to the new figure, without the drawing, which depends on the browser
 """
@@ -130,6 +131,24 @@ def _codebook(n: int, k: int) -> dict[str, Any]:
     return {"ms": ms, "dense_ms": dense, "ratio": ms / dense, "differ": differ, **rows}
 
 
+def _changes(n: int, k: int, name: str, strategy: str, index: str) -> dict[str, Any]:
+    """The slowest of some single items that are added and removed, the first included; all have ids and genres."""
+    dataset, rng = world(n_users=300), np.random.default_rng(0)
+    retriever = Retriever(build(name, dataset, k), "exact", index=index, dataset=dataset)
+    items = catalogue(n + 16, rng)[1]
+    new = {"raw_ids": range(10**9, 10**9 + n), "genres": [["any"]] * n}
+    first = retriever.add(vectors=items[:n], **new)[0]
+    retriever.remove(np.arange(first))
+    retriever.choose(strategy)
+    took = {"add_ms": 0.0, "remove_ms": 0.0}
+    for at in range(16):
+        more = {"vectors": items[n + at : n + at + 1], "raw_ids": [at - 10**9], "genres": [["any"]]}
+        work = {"add_ms": partial(retriever.add, **more), "remove_ms": partial(retriever.remove, [first + 5 * at])}
+        for key, one in work.items():
+            took[key] = max(took[key], 1000 * cpu_seconds(one))
+    return took
+
+
 def benches(sizes: tuple[int, ...] = SIZES) -> list[Callable[[], dict[str, Any]]]:
     """All strategies with these numbers of items. Below 200,000 the scan is faster than two-step and codebook."""
     made = []
@@ -144,6 +163,11 @@ def benches(sizes: tuple[int, ...] = SIZES) -> list[Callable[[], dict[str, Any]]
             goals = {"missed": 0.005} | ({"ratio": 0.3} if n >= 200_000 else {})
             for kind in ("hnsw", "ivf"):
                 add(f"two-step {kind}, {n:,} items, k = {k}", goals, _two_step, n, k, kind)
+        for strategy, index in (("exact", "hnsw"), ("two-step", "hnsw"), ("two-step", "ivf"), ("codebook", "hnsw")):
+            name, k = ("p-bach-global", 128) if strategy == "codebook" else ("p-bach", 8)
+            kind, goals = f" {index}" if strategy == "two-step" else "", {"add_ms": 50, "remove_ms": 50}
+            what = f"one of {n:,} items comes or goes, {strategy}{kind}"
+            add(what, goals, _changes, n, k, name, strategy, index)
         for k in (8, 32, 128):
             goals = {"differ": 0} | ({"ratio": 0.15} if n >= 200_000 and k >= 128 else {})
             add(f"codebook, {n:,} items, k = {k}", goals, _codebook, n, k)

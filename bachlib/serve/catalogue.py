@@ -1,5 +1,8 @@
 """The served items: numbers, vectors and what was computed from them. A catalogue is replaced, never changed.
 
+Adding and removing items take milliseconds: new rows are written behind those that readers see, and removed items keep
+their places but are left out of every request, until a tenth of the catalogue has changed.
+
 An item keeps its number. An item that is no longer served stays known, because histories may hold it; an item that came
 after training has a number beyond the data set's. `Labels` are the items' raw ids (those of the user's log) and genres.
 Below: checks of the numbers, raw ids and vectors that users give.
@@ -19,6 +22,7 @@ from jaxtyping import Float, Int
 from bachlib import BachError
 from bachlib.serve.codebook import CodebookArrays, CodebookLists
 from bachlib.serve.density import LeftOut
+from bachlib.serve.rows import appended, is_among
 
 Genres = Sequence[Sequence[str]]  # those of each item
 
@@ -58,8 +62,15 @@ class Labels:
                 raise BachError(f"{name} should hold those of each of {m} new items; got {len(given)}")
             if given is not None and getattr(self, name) is None:
                 raise BachError(f"{name} of new items need those of all others: Retriever(model, {name}=…)")
-        raw_ids = self.raw_ids and [*self.raw_ids, *([None] * m if raw_ids is None else plain(raw_ids))]
-        return Labels.of(0, raw_ids, self.genres and [*self.genres, *([[]] * m if genres is None else genres)])
+        more = self.raw_ids and Labels.of(0, [None] * m if raw_ids is None else raw_ids)
+        if more and (twice := more.number.keys() & self.number.keys()):
+            raise BachError(f"raw_ids: two items have the id {min(twice, key=str)!r}; each item needs its own")
+        genres = self.genres and [*self.genres, *([[]] * m if genres is None else genres)]
+        made = Labels(more and [*self.raw_ids, *more.raw_ids], genres)
+        if more:  # kept up to date: counting all of them again would take long
+            n = len(self.raw_ids)
+            made.__dict__["number"] = self.number | {raw: n + at for raw, at in more.number.items()}
+        return made
 
     @cached_property
     def number(self) -> dict[Any, int]:
@@ -103,11 +114,12 @@ class Labels:
 class Catalogue(NamedTuple):
     vectors: Float[np.ndarray, "N d"]  # of all known items, by number; unit, float32
     tokens: Float[np.ndarray, "N d"]  # the rows histories are read from: the same, or frozen rows
-    numbers: Int[np.ndarray, " n"]  # of the served items, ascending
+    numbers: Int[np.ndarray, " n"]  # of the items that are searched, ascending
     items: Float[np.ndarray, "n d"]  # their vectors
     index: Any = None  # `Neighbours` for two-step
     codebook: CodebookArrays | CodebookLists | None = None
     labels: Labels = Labels()
+    gone: Int[np.ndarray, " g"] = np.empty(0, np.int64)  # places in `items` that are not served any more, ascending
 
     @classmethod
     def of(cls, vectors: np.ndarray, tokens: np.ndarray | None = None, numbers: np.ndarray | None = None) -> Catalogue:
@@ -118,19 +130,49 @@ class Catalogue(NamedTuple):
         return cls(vectors, tokens, numbers, vectors if everything else np.ascontiguousarray(vectors[numbers]))
 
     def places(self, numbers: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m_or_fewer"]:
-        """Places of items in `items`; items that are not served are skipped."""
-        at = np.minimum(np.searchsorted(self.numbers, numbers), len(self.numbers) - 1)
-        return at[self.numbers[at] == numbers]
+        """Places of items in `items`; items that have none are skipped."""
+        return np.searchsorted(self.numbers, numbers)[is_among(numbers, self.numbers)]
+
+    @property
+    def served(self) -> Int[np.ndarray, " s"]:
+        """The numbers of the served items, ascending."""
+        return np.delete(self.numbers, self.gone)
+
+    def with_more(
+        self, vectors: Float[np.ndarray, "m d"], tokens: Float[np.ndarray, "m d"], labels: Labels
+    ) -> Catalogue:
+        """New items behind the others. The arrays are not copied if they have room."""
+        numbers = np.arange(len(self.vectors), len(self.vectors) + len(vectors))
+        longer = appended(self.vectors, vectors)
+        items = longer if self.items is self.vectors else appended(self.items, vectors)
+        tokens = longer if self.tokens is self.vectors else appended(self.tokens, tokens)
+        return self._replace(
+            vectors=longer, tokens=tokens, numbers=np.concatenate((self.numbers, numbers)), items=items, labels=labels
+        )
+
+    def without(self, numbers: Int[np.ndarray, " m"]) -> Catalogue:
+        """These items are not served any more; they keep their places."""
+        gone = np.union1d(self.gone, self.places(numbers))
+        if len(gone) == len(self.numbers):
+            raise BachError("remove: nothing would be left to serve")
+        return self._replace(gone=gone)
+
+    def compact(self) -> Catalogue:
+        """Only the served items are searched; an index or a codebook is left behind."""
+        if not len(self.gone):
+            return self._replace(index=None, codebook=None)
+        tokens = None if self.tokens is self.vectors else self.tokens
+        return Catalogue.of(self.vectors, tokens, self.served)._replace(labels=self.labels)
 
     def left_out(self, lists: list[np.ndarray], K: int) -> LeftOut:
         """The places that each request must not get; raises an error if fewer than K items remain."""
         if not isinstance(K, int | np.integer) or isinstance(K, bool) or K < 1:
             raise BachError(f"K should be a whole number ≥ 1; got {K!r}")
-        out = LeftOut.of([self.places(rows) for rows in lists])
+        out = LeftOut.of([self.places(rows) for rows in lists], self.gone)
         remaining = len(self.numbers) - np.diff(out.starts)
         if (remaining < K).any():
             row = int(np.argmin(remaining))
-            left = f"of {len(self.numbers):,} items {remaining[row]:,} remain for request {row}"
+            left = f"of {len(self.numbers) - len(self.gone):,} items {remaining[row]:,} remain for request {row}"
             raise BachError(f"K={K}, but {left} after history and exclusions; ask for at most that many")
         return out
 

@@ -16,6 +16,7 @@ slate is the best of the union of the lists, the paper's rule. It is the best of
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ from jaxtyping import Bool, Float, Int
 from bachlib.serve import exact
 from bachlib.serve.density import Best, LeftOut, Query, Rule, rounding
 from bachlib.serve.kernels import STEP, TRUSTED, descend
+from bachlib.serve.rows import STALE, appended, roomy
 
 DENSE_SHARE = 1 / 6  # of the catalogue: scoring more rows one by one takes longer than the dense product
 TINY = 1e-30  # relative to its prototype's largest density, smaller ones count as 0
@@ -67,8 +69,8 @@ def compute(
 ) -> CodebookArrays:
     """Densities and sorted lists of every prototype; lists of `length` (default: an eighth of the items)."""
     n, k = len(items), len(prototypes)
-    length = min(n, length or max(4096, n // 8))
-    density, lists, peak = np.empty((n, k), np.float32), np.empty((k, length), np.int32), np.empty(k)
+    length = min(n, length or _usual(n))
+    density, lists, peak = roomy((n, k), np.float32), np.empty((k, length), np.int32), np.empty(k)
     for r, (s, near, peak[r]) in enumerate(_sorted(prototypes, kappa, log_c, items, rule, length)):
         density[:, r], lists[r] = s, near
     return CodebookArrays(prototypes, kappa, log_c, items, density, peak, lists)
@@ -83,6 +85,50 @@ def compute_lists(
     for r, (s, near, peak[r]) in enumerate(_sorted(prototypes, kappa, log_c, items, rule, length)):
         entries[r], lists[r] = s[near], near
     return CodebookLists(prototypes, kappa, log_c, items, peak, lists, entries)
+
+
+def _usual(n: int) -> int:
+    return max(4096, n // 8)
+
+
+def changed(
+    arrays: CodebookArrays | CodebookLists, items: Float[np.ndarray, "n d"], gone: Int[np.ndarray, " g"], rule: Rule,
+    budget: int | None,
+) -> CodebookArrays | CodebookLists | None:  # fmt: skip
+    """The codebook of other items, of which the first are those it was computed from: the others enter its lists.
+
+    Removed items stay there and are left out when serving. None if it has to be computed again: a new item has a
+    density far above all others, many items have come, or a list of `CodebookLists` has lost a tenth of its entries.
+    """
+    first, n, (k, length) = len(arrays.items), len(items), arrays.lists.shape
+    cached = isinstance(arrays, CodebookLists)
+    if cached and len(gone):
+        out = np.zeros(n, bool)
+        out[gone] = True
+        if out[arrays.lists].sum(1).max() > length * STALE:
+            return None
+    if n == first:
+        return arrays._replace(items=items)
+    if not cached and length < (1 - STALE) * min(n, _usual(n)):  # the threshold algorithm needs longer lists
+        return None
+    cosine = items[first:].astype(np.float64) @ arrays.prototypes.astype(np.float64).T
+    query = Query(arrays.prototypes, arrays.log_c[None], arrays.kappa[None], rule)
+    log_s = query.terms_at(cosine) - arrays.peak
+    if log_s.max() > 20:  # float32 would lose the others
+        return None
+    s = np.exp(log_s)
+    new = np.where(s < TINY, 0, s).astype(np.float32)
+    density = None if cached else appended(arrays.density, new)
+    longest = length if length < first else min(n, budget if cached else _usual(n))
+    lists, entries = np.empty((k, longest), np.int32), np.empty((k, longest), np.float32)
+    for r in range(k):
+        order = np.argsort(-new[:, r], kind="stable")
+        of = arrays.entries[r].__getitem__ if cached else (lambda at, r=r: density[arrays.lists[r, at], r])
+        at = [bisect_right(range(length), -s, key=lambda place: -of(place)) for s in new[order, r]]
+        lists[r] = np.insert(arrays.lists[r], at, first + order)[:longest]
+        if cached:
+            entries[r] = np.insert(arrays.entries[r], at, new[order, r])[:longest]
+    return arrays._replace(items=items, lists=lists, **({"entries": entries} if cached else {"density": density}))
 
 
 def _sorted(

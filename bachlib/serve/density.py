@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from bachlib.serve.kernels import EPS, rescore, shares
+from bachlib.serve.rows import is_among
 
 Rule = Literal["power-spherical", "von-mises-fisher", "max over heads"]
 
@@ -83,7 +84,8 @@ class Best:
     def offer(self, users: Int[np.ndarray, " m"], places: Int[np.ndarray, " m"]) -> Float[np.ndarray, " m"]:
         """Score these items for these users; returns the scores, ∞ for an item that is among the best already."""
         self.n_scored += len(places)
-        return rescore(users, places, *self._scored_by, *self.left_out, self.scores, self.found)
+        out = self.left_out
+        return rescore(users, places, *self._scored_by, out.items, out.starts, self.scores, self.found)
 
     def shares(self) -> Float[np.ndarray, "B K k"]:
         out = np.empty((*self.found.shape, self.columns.shape[2]))
@@ -96,15 +98,25 @@ class LeftOut(NamedTuple):
 
     items: Int[np.ndarray, " m"]
     starts: Int[np.ndarray, " B_plus_1"]
+    n_gone: int = 0  # of each user's rows: those that nobody is served
 
     @classmethod
-    def of(cls, lists: list[np.ndarray]) -> LeftOut:
-        lists = [np.unique(np.asarray(rows, np.int64)) for rows in lists]
-        return cls(np.concatenate([*lists, np.empty(0, np.int64)]), np.cumsum([0, *map(len, lists)]))
+    def of(cls, lists: list[np.ndarray], gone: Int[np.ndarray, " g"] | tuple = ()) -> LeftOut:
+        """`gone`: rows that nobody is served, ascending, unique."""
+        lists, gone = [np.unique(np.asarray(rows, np.int64)) for rows in lists], np.asarray(gone, np.int64)
+        if len(gone):  # merged: sorting all of them for every request would take long
+            lists = [rows[~is_among(rows, gone)] for rows in lists]
+            lists = [np.insert(gone, np.searchsorted(gone, rows), rows) for rows in lists]
+        return cls(np.concatenate([*lists, np.empty(0, np.int64)]), np.cumsum([0, *map(len, lists)]), len(gone))
+
+    @property
+    def n_own(self) -> Int[np.ndarray, " B"]:
+        """The number of each user's rows that others may be served."""
+        return np.diff(self.starts) - self.n_gone
 
     def __getitem__(self, rows: slice) -> LeftOut:
         starts = self.starts[rows.start : rows.stop + 1]
-        return LeftOut(self.items[starts[0] : starts[-1]], starts - starts[0])
+        return LeftOut(self.items[starts[0] : starts[-1]], starts - starts[0], self.n_gone)
 
 
 def brute_force(query: Query, items: Float[np.ndarray, "n d"], K: int, left_out: LeftOut) -> Best:

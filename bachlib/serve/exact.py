@@ -40,7 +40,8 @@ def _scan(best: Best, users: slice) -> None:
     order, shift, table = np.argsort(peak, axis=1), None, np.empty((B, k, BINS + 2), np.float32)
     starts = best.left_out.starts[users.start : users.stop + 1]
     K = best.scores.shape[1]
-    wanted = min(K + int(np.diff(starts).max(initial=0)), 4 * K + 100)  # usually holds K items that may be served
+    own, n_gone = int(best.left_out[users].n_own.max(initial=0)), best.left_out.n_gone
+    wanted = min(K + own + 2 * K * n_gone // n, 4 * K + 100)  # usually holds K items that may be served
     width = min(n, max(256, 2 * wanted, min(WIDTH, BLOCK // (B * k))))
     room = np.empty((width, B * k), np.float32)
     for begin in range(0, n, width):

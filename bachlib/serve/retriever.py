@@ -31,6 +31,7 @@ from bachlib.serve.catalogue import Catalogue, Genres, Labels, known_ids, lists_
 from bachlib.serve.encode import Users, float32, new_items
 from bachlib.serve.lean import one_core, search
 from bachlib.serve.rerank import capped_slates
+from bachlib.serve.rows import STALE
 from bachlib.serve.slate import Slate, found_of
 from bachlib.serve.steering import Steering
 from bachlib.serve.twostep import Ask, Kind, Neighbours, two_step
@@ -132,7 +133,7 @@ class Retriever:
 
     def built(self, catalogue: Catalogue, strategy: str) -> Catalogue:
         """A catalogue with the index or the codebook that the strategy needs."""
-        items, own, shared = catalogue.items, strategy == "two-step", strategy == "codebook"
+        items, own, shared = (catalogue := catalogue.compact()).items, strategy == "two-step", strategy == "codebook"
         index = Neighbours(items, self.settings["index"]) if own else None
         if shared and (budget := self.settings["budget"]) is not None:
             cached = codebook.compute_lists(*self.users.prototypes(), items, self.rule, int(budget))
@@ -210,24 +211,27 @@ class Retriever:
         new, read = new_items(self.model, rows, vectors)
         with self._writing:
             old = self.catalogue
-            numbers = np.arange(len(old.vectors), len(old.vectors) + len(new))
-            more = zip(old[:3], (new, read, numbers), strict=True)
             labels = old.labels.extended(len(new), raw_ids, genres)
-            self.catalogue = self._changed(*(np.concatenate(both) for both in more), labels)
-        return numbers
+            self.catalogue = self._up_to_date(old.with_more(new, read, labels))
+        return np.arange(len(old.vectors), len(old.vectors) + len(new))
 
     def remove(self, numbers: Any) -> None:
         """Stop serving these items; histories may still hold them."""
         with self._writing:
             old = self.catalogue
-            left = np.setdiff1d(old.numbers, known_ids("remove", numbers, len(old.vectors)))
-            if not len(left):
-                raise BachError("remove: nothing would be left to serve")
-            self.catalogue = self._changed(old.vectors, old.tokens, left, old.labels)
+            self.catalogue = self._up_to_date(old.without(known_ids("remove", numbers, len(old.vectors))))
 
-    def _changed(self, vectors: np.ndarray, tokens: np.ndarray, numbers: np.ndarray, labels: Labels) -> Catalogue:
-        tokens = None if self.model.history == "tower" else tokens  # then histories are read from the vectors
-        return self.built(Catalogue.of(vectors, tokens, numbers)._replace(labels=labels), self.strategy)
+    def _up_to_date(self, now: Catalogue) -> Catalogue:
+        """The index or codebook follows the items that came or went; after a tenth, all is built again."""
+        index, cached = now.index, now.codebook
+        if index is not None:
+            index = index.changed(now.items, now.gone)
+        if cached is not None:
+            cached = codebook.changed(cached, now.items, now.gone, self.rule, self.settings["budget"])
+        stale = len(now.gone) > STALE * len(now.items)
+        if stale or (index is None) != (now.index is None) or (cached is None) != (now.codebook is None):
+            return self.built(now, self.strategy)
+        return now._replace(index=index, codebook=cached)
 
     def save(self, folder: str | Path) -> Path:
         """Write the index; processes that have an older one of this folder open keep it until they `reload`."""
@@ -267,7 +271,7 @@ class Retriever:
             self.catalogue = fresh.catalogue
 
     def __repr__(self) -> str:
-        return f"Retriever({self.strategy}, {len(self.catalogue.numbers):,} items, {self.rule}; {self.why})"
+        return f"Retriever({self.strategy}, {len(self.catalogue.served):,} items, {self.rule}; {self.why})"
 
 
 @one_core()

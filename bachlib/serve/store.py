@@ -26,7 +26,7 @@ from bachlib.files import canonical_json, only_one, whole_folder, write_text
 from bachlib.serve.catalogue import Catalogue, Labels
 from bachlib.serve.codebook import CodebookArrays, CodebookLists
 
-FORMAT, READ = 2, (1, 2)  # format 1 has no labels
+FORMAT, READ = 3, (1, 2, 3)  # format 1 has no labels, 2 no removed items that keep their places
 GENERATION = re.compile(r"gen-\d{6,}")
 _AGAIN = "write it again with retriever.save"
 
@@ -52,6 +52,8 @@ def write(folder: Path, catalogue: Catalogue, about: dict[str, Any]) -> Path:
             arrays = {"vectors": catalogue.vectors, "numbers": catalogue.numbers}
             own = {"tokens": catalogue.tokens, "items": catalogue.items}  # most often the vectors themselves
             arrays |= {part: array for part, array in own.items() if array is not catalogue.vectors}
+            if len(catalogue.gone):
+                arrays["gone"] = catalogue.gone
             if catalogue.codebook is not None:
                 arrays |= {part: array for part, array in catalogue.codebook._asdict().items() if part != "items"}
             for part, array in arrays.items():
@@ -89,7 +91,7 @@ def _read(folder: Path, current: bytes, verify: bool) -> tuple[Catalogue, dict[s
         raise BachError(f"{where / 'meta.json'} is damaged: its checksum is another; {_AGAIN}")
     about = json.loads((where / "meta.json").read_text(encoding="utf-8"))
     if about["format"] not in READ:
-        known = " and ".join(map(str, READ))
+        known = ", ".join(map(str, READ))
         raise BachError(f"{where} has format {about['format']}, this version reads {known}; save it again")
     for name, file in about["files"].items():
         if (size := (where / name).stat().st_size) != file["bytes"]:
@@ -100,13 +102,15 @@ def _read(folder: Path, current: bytes, verify: bool) -> tuple[Catalogue, dict[s
     parts = {path.stem: np.asarray(np.load(path, mmap_mode="c")) for path in arrays}  # copy on write
     vectors = parts["vectors"]
     catalogue = Catalogue(vectors, parts.get("tokens", vectors), parts["numbers"], parts.get("items", vectors))
+    catalogue = catalogue._replace(gone=parts.get("gone", catalogue.gone))
     if about["strategy"] == "codebook":
         parts["items"], kind = catalogue.items, CodebookLists if "entries" in parts else CodebookArrays
         catalogue = catalogue._replace(codebook=kind(*(parts[name] for name in kind._fields)))
     if about["strategy"] == "two-step":
         from bachlib.serve.twostep import Neighbours
 
-        catalogue = catalogue._replace(index=Neighbours.load(where / "neighbours.faiss", about["settings"]["index"]))
+        index = Neighbours.load(where / "neighbours.faiss", about["settings"]["index"])
+        catalogue = catalogue._replace(index=index.changed(catalogue.items, catalogue.gone) or index)
     if "labels.parquet" in about["files"]:
         labels = pq.read_table(where / "labels.parquet").to_pydict()
         catalogue = catalogue._replace(labels=Labels(labels.get("raw_id"), labels.get("genres")))

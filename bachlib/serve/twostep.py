@@ -12,6 +12,7 @@ whose scan starts with this slate and finds every item above a head's cut.
 
 from __future__ import annotations
 
+from copy import copy
 from pathlib import Path
 from types import ModuleType
 from typing import Literal, NamedTuple
@@ -22,6 +23,7 @@ from jaxtyping import Bool, Float, Int
 from bachlib import BachError, needs
 from bachlib.serve.density import Best, LeftOut, Query, rounding
 from bachlib.serve.exact import thresholds_of
+from bachlib.serve.rows import STALE
 
 Kind = Literal["hnsw", "ivf"]
 Ask = Literal["enough", "every"]
@@ -64,6 +66,22 @@ class Neighbours:
         self.kind, self.on_cpu, self.flat = kind, index, isinstance(index, _faiss().IndexFlat)
         on_gpu = kind == "ivf" and getattr(_faiss(), "get_num_gpus", int)() > 0
         self.index = _faiss().index_cpu_to_all_gpus(index) if on_gpu else index
+        self.gone = np.zeros(index.ntotal, bool)  # items of the index that are not served any more
+        self.late = np.empty(0, np.int64)  # places of served items that are not in the index
+
+    def changed(self, items: Float[np.ndarray, "n d"], gone: Int[np.ndarray, " g"]) -> Neighbours | None:
+        """The neighbours among other items, of which the index holds the first. The index stays as it is: searches in
+        other threads do not allow changes. None if it is time for a new one.
+        """
+        n, known = len(items), self.on_cpu.ntotal
+        if self.flat or n - known + len(gone) > n * STALE:
+            return None
+        made = copy(self)
+        made.gone = np.zeros(known, bool)
+        made.gone[gone[gone < known]] = True
+        made.late = np.setdiff1d(np.arange(known, n), gone, assume_unique=True)
+        made.late_rows = items[made.late]
+        return made
 
     @classmethod
     def load(cls, path: Path, kind: Kind) -> Neighbours:
@@ -76,6 +94,32 @@ class Neighbours:
 
     def nearest(self, rows: Float[np.ndarray, "q d"], M: int) -> tuple[np.ndarray, np.ndarray]:
         """(cosines, places), (q, M) each, best first; place −1 where fewer were found."""
+        t, places = self._served(rows, M)
+        if len(self.late):
+            late = rows @ self.late_rows.T
+            near = np.argpartition(-late, min(M, late.shape[1]) - 1, axis=1)[:, :M]
+            t, places = np.hstack((t, np.take_along_axis(late, near, 1))), np.hstack((places, self.late[near]))
+            order = np.argsort(-np.where(places < 0, -np.inf, t), axis=1, kind="stable")[:, :M]
+            t, places = np.take_along_axis(t, order, 1), np.take_along_axis(places, order, 1)
+        return t, places
+
+    def _served(self, rows: Float[np.ndarray, "q d"], M: int) -> tuple[np.ndarray, np.ndarray]:
+        """Of the index's items, the nearest that are still served."""
+        if not (n_gone := self.gone.sum()):
+            return self._indexed(rows, M)
+        n = len(self.gone)
+        asked = max(M, min(n, M + 8 + int(2 * M * n_gone / n)))
+        while True:  # removed items may all be near one head
+            t, places = self._indexed(rows, asked)
+            out = (places < 0) | self.gone[places]
+            if asked >= n or (((~out).sum(1) >= M) | (places[:, -1] < 0)).all():
+                break
+            asked = min(n, 2 * asked)
+        order = np.argsort(out, axis=1, kind="stable")[:, :M]
+        return np.take_along_axis(t, order, 1), np.take_along_axis(np.where(out, -1, places), order, 1)
+
+    def _indexed(self, rows: Float[np.ndarray, "q d"], M: int) -> tuple[np.ndarray, np.ndarray]:
+        """The nearest items of the index."""
         faiss, params = _faiss(), None
         if not self.flat:
             hnsw = self.kind == "hnsw"
@@ -105,7 +149,7 @@ def two_step(
     """
     (B, k, d), n = query.heads.shape, len(items)
     best = Best(query, items, K, left_out)
-    sizes = np.minimum(n, np.full(B, M) if M else K + np.diff(left_out.starts))  # per request
+    sizes = np.minimum(n, np.full(B, M) if M else K + left_out.n_own)  # per request
     most = np.minimum(n, np.maximum(sizes, max_M or 4 * sizes))
     depth, (half, end) = np.zeros((B, k), np.int64), np.ones((2, B, k))  # middle and last cosine of a list
     shown = np.full((B, k), np.inf)  # the best score in the last list of a head

@@ -196,7 +196,8 @@ def shortlist(
     log_c = model.kernel.log_normalizer(torch.from_numpy(query.kappa), model.d).numpy()
     terms = Query(query.heads, log_c, query.kappa, query.rule).terms_at(cosine)
     log_sigma = np.stack([log_sum_exp(terms[:, row > 0] + np.log(row[row > 0])) for row in voices], 1)  # (n, c)
-    served = np.setdiff1d(np.arange(len(catalogue.numbers)), catalogue.places(np.unique(history)))
+    left_out = np.union1d(catalogue.gone, catalogue.places(np.unique(history)))
+    served = np.setdiff1d(np.arange(len(catalogue.numbers)), left_out)
     floor = -np.sort(-log_sigma[served], axis=0)[min(M, len(served)) - 1]
     places = served[(log_sigma[served] >= floor).any(1)]
     one, head = (voices > 0).sum(1) == 1, voices.argmax(1)

@@ -157,7 +157,7 @@ class Session:
     def slate(self, pi: Float[np.ndarray, " k"] | None = None) -> Slate:
         """The best K items for a π, the model's own if nothing is said."""
         left_out = np.unique(np.concatenate([self.had, self.history]))
-        served = self.retriever.catalogue.numbers
+        served = self.retriever.catalogue.served
         K = min(self.K, len(served) - int(np.isin(left_out, served).sum()))
         if not K:
             raise BachError("this history holds every item: none is left to show")
