@@ -20,7 +20,20 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from bachlib import BachError
-from bachlib.model.onepass import Heads, Ids, Items, PerHead, Rows, copies_of_positive, in_full, reconstruction
+from bachlib.model.onepass import (
+    Heads,
+    Ids,
+    Items,
+    PerHead,
+    Rows,
+    Targets,
+    copies_of_positive,
+    fits,
+    in_full,
+    log_beside,
+    reconstruction,
+    reconstruction_of_all,
+)
 from bachlib.model.sphere import Kernel, check_unit
 
 
@@ -124,6 +137,40 @@ def loss(
     with torch.no_grad():
         seen = elbo_at(log_gamma, log_pi, log_p)
     return -(rebuilt + rest) / len(positive), seen
+
+
+def loss_of_all(
+    heads: Heads, items: Items, targets: Targets, log_pi: PerHead, log_sigma: Float[Tensor, "B M k"], tau: float
+) -> tuple[Float[Tensor, ""], Elbo]:
+    """`loss` with all targets of a row, the mean of their −ELBO; the terms are means over the row's targets, too.
+
+    `log_sigma` has a row per target. Heads that all users share are (k, d).
+    """
+    check_shapes(heads.expand(len(log_pi), -1, -1), items, targets.own, targets.ids, tau)
+    log_pi = log_pi[:, None].expand_as(log_sigma)
+    log_gamma, weight = responsibilities(log_pi, log_sigma), targets.weight()
+    gamma = log_gamma.exp() * weight
+    if heads.ndim == 2 and fits(tau, heads.dtype):
+        log_p = _shared_log_components_of_all(heads, items, targets, tau)
+        rebuilt = (gamma * log_p).sum()
+    else:
+        heads = heads.expand(len(log_pi), -1, -1)
+        rebuilt, log_p = reconstruction_of_all(heads, items, targets, gamma, tau)
+    rest = (gamma * torch.where(gamma > 0, log_pi - log_gamma, 0.0)).sum()
+    with torch.no_grad():
+        seen = Elbo(*((term * weight[..., 0]).sum(1) for term in elbo_at(log_gamma, log_pi, log_p)))
+    return -(rebuilt + rest) / len(log_pi), seen
+
+
+def _shared_log_components_of_all(codebook: Float[Tensor, "k d"], items: Items, targets: Targets, tau: float) -> Tensor:
+    """log p (B, M, k): which candidates a row adds up is a matrix of zeros and ones, (B, C), and one more product."""
+    left_out, beside = targets.left_out()
+    s = targets.logits(codebook, tau)
+    counted = torch.ones(len(s), len(items), dtype=s.dtype, device=s.device)
+    counted[left_out] = 0
+    others = counted @ (in_full(items) @ in_full(codebook).T / tau).exp()  # (B, k), a sum of positive terms
+    log_others = others.clamp(min=torch.finfo(s.dtype).tiny).log()[:, None]
+    return s - torch.logaddexp(log_others, log_beside(s, beside, tau))
 
 
 def shared_log_components(
