@@ -156,10 +156,10 @@ def loss_of_all(
     else:
         heads = heads.expand(len(log_pi), -1, -1)
         rebuilt, log_p = reconstruction_of_all(heads, items, targets, gamma, tau)
-    rest = (gamma * torch.where(gamma > 0, log_pi - log_gamma, 0.0)).sum()
+    rest = torch.where(gamma > 0, log_pi - log_gamma, 0.0)
     with torch.no_grad():
         seen = Elbo(*((term * weight[..., 0]).sum(1) for term in elbo_at(log_gamma, log_pi, log_p)))
-    return -(rebuilt + rest) / len(log_pi), seen
+    return -(rebuilt + (gamma * rest).sum()) / len(log_pi), seen
 
 
 def _shared_log_components_of_all(codebook: Float[Tensor, "k d"], items: Items, targets: Targets, tau: float) -> Tensor:

@@ -238,7 +238,7 @@ class _AllTargets(torch.autograd.Function):
                     e = logits.zero_().scatter_(1, head, e.mul_(weight)[:, None]).view(-1, C)
                     weight = torch.ones_like(weight[:1])
                 to_heads[rows] = ((e @ scaled) * -weight).view(-1, k, d)
-                to_items.addmm_(e.T, block * weight, alpha=-1 / tau)
+                to_items.addmm_(e.T, weight * block, alpha=-1 / tau)
         ctx.save_for_backward(to_heads, to_items, log_p, gamma, gamma * (of_others - 1))
         ctx.mark_non_differentiable(log_p)
         return (gamma * log_p).sum(), log_p
