@@ -53,7 +53,6 @@ from bachlib.evaluate import diagnostics, evaluate, meaning
 from bachlib.experiment.stages import prepared, run_name, settings, trained
 from bachlib.files import output_dir, record
 from bachlib.model import methods, towers, twotower
-from bachlib.model.methods import build
 from bachlib.rank.ranks import sample_users
 from bachlib.show import plots
 from bachlib.show.source import source_of
@@ -95,7 +94,7 @@ source_of(methods, start="METHODS = {", stop="}  # fmt: skip")
 source_of(towers.ItemTower.embed, towers.ClsTower.plain, towers.Gate.forward, towers.KappaNet.forward)
 
 # %%
-model = build("p-bach", dataset, **p.model)
+model = methods.build("p-bach", dataset, **p.model)
 history = torch.as_tensor(dataset.history(np.arange(3), "valid"))
 tokens = model.token_rows()[history.clamp(min=0)]  # (B, n, d)
 assert torch.allclose(model.encoder(tokens, history), model.encoder.plain(tokens, history), atol=1e-5)
@@ -116,12 +115,10 @@ sizes, shapes, log_pi.exp().sum(-1).tolist(), kappa.unique().tolist()
 # Here is the loss in its plain form. `model.loss` gives the same value faster:
 
 # %%
-source_of(twotower.plain_step_loss)
-
-# %%
 positive, negatives = torch.tensor([5, 6, 5]), torch.arange(50)
 fast, slow = model.loss(history, positive, negatives), twotower.plain_step_loss(model, history, positive, negatives)
 assert torch.isclose(fast, slow, rtol=1e-5)
+source_of(twotower.plain_step_loss)
 
 # %% [markdown]
 # One step of Algorithm 1: draw the negatives, compute the loss and its gradient, take an Adam step. (The lines about
@@ -356,8 +353,8 @@ class GenreTower(nn.Module):
 # %%
 torch.manual_seed(seed)
 model_params = p.model
-tower = GenreTower(build("standard", dataset, **model_params).item_tower, np.maximum(topics.first, 0), d)
-own = build("p-bach", dataset, encoder=MeanMlp(k, d), item_tower=tower, **model_params)
+tower = GenreTower(methods.build("standard", dataset, **model_params).item_tower, np.maximum(topics.first, 0), d)
+own = methods.build("p-bach", dataset, encoder=MeanMlp(k, d), item_tower=tower, **model_params)
 folder = output_dir("runs", f"own-{run_name(p, dataset)}")
 own_run = fit(own, dataset, p.train | {"epochs": 1}, folder, fresh=True, quiet=True)
 look = histories["p-bach"].dropna(subset="valid_auprc").iloc[0]
@@ -378,7 +375,7 @@ look = histories["p-bach"].dropna(subset="valid_auprc").iloc[0]
 def codebook(epochs: int, folder: str, fresh: bool):
     params = p.train | {"epochs": epochs, "valid_every": 1}
     folder = output_dir("runs", f"{folder}-{run_name(p, dataset)}")
-    fit(build("p-bach-global", dataset, **model_params), dataset, params, folder, fresh=fresh, quiet=True)
+    fit(methods.build("p-bach-global", dataset, **model_params), dataset, params, folder, fresh=fresh, quiet=True)
     return Run.load(folder, dataset, weights="last").model.state_dict()
 
 

@@ -8,6 +8,7 @@
 With `ids`, other copies of a row's positive are left out of its sum. Every other item counts as often as it is among
 the candidates. `TwoTower.objective` says what the other reading of the candidate set C_n is worth.
 `loss` is the training loss, computed in one pass over the candidates (`onepass`); `plain_loss` is its plain reference.
+`loss_of_all` is the loss with all next items of a window as targets.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     eq. 10  all_multihead    every candidate is scored by its best head
     MIND    label_aware      heads averaged by their attention to the target, then a sampled softmax
 
-Each is a mean over the batch, computed in one pass: no (B, k, C) tensor is kept.
+Each is a mean over the batch, computed in one pass: no (B, k, C) tensor is kept. `of_all` takes all next items of a row.
 """
 
 from __future__ import annotations
