@@ -142,25 +142,24 @@ def loss(
 
 def loss_of_all(
     heads: Heads, items: Items, targets: Targets, log_pi: PerHead, log_sigma: Float[Tensor, "B M k"], tau: float
-) -> tuple[Float[Tensor, ""], Elbo]:
-    """`loss` with all targets of a row, the mean of their −ELBO; the terms are means over the row's targets, too.
+) -> tuple[Float[Tensor, ""], Elbo, PerHead]:
+    """`loss` with all targets of a row: the mean of their −ELBO. The terms and γ are means over the row's targets, too.
 
     `log_sigma` has a row per target. Heads that all users share are (k, d).
     """
-    check_shapes(heads.expand(len(log_pi), -1, -1), items, targets.own, targets.ids, tau)
-    log_pi = log_pi[:, None].expand_as(log_sigma)
-    log_gamma, weight = responsibilities(log_pi, log_sigma), targets.weight()
-    gamma = log_gamma.exp() * weight
+    everybody, log_pi = heads.expand(len(log_pi), -1, -1), log_pi[:, None].expand_as(log_sigma)
+    check_shapes(everybody, items, targets.own, targets.ids, tau)
+    log_gamma = responsibilities(log_pi, log_sigma)
+    gamma = log_gamma.exp() * targets.weight()
     if heads.ndim == 2 and fits(tau, heads.dtype):
         log_p = _shared_log_components_of_all(heads, items, targets, tau)
         rebuilt = (gamma * log_p).sum()
     else:
-        heads = heads.expand(len(log_pi), -1, -1)
-        rebuilt, log_p = reconstruction_of_all(heads, items, targets, gamma, tau)
+        rebuilt, log_p = reconstruction_of_all(everybody, items, targets, gamma, tau)
     rest = torch.where(gamma > 0, log_pi - log_gamma, 0.0)
     with torch.no_grad():
-        seen = Elbo(*((term * weight[..., 0]).sum(1) for term in elbo_at(log_gamma, log_pi, log_p)))
-    return -(rebuilt + (gamma * rest).sum()) / len(log_pi), seen
+        seen = Elbo(*(targets.mean(term[..., None])[:, 0] for term in elbo_at(log_gamma, log_pi, log_p)))
+    return -(rebuilt + (gamma * rest).sum()) / len(log_pi), seen, gamma.detach().sum(1)
 
 
 def _shared_log_components_of_all(codebook: Float[Tensor, "k d"], items: Items, targets: Targets, tau: float) -> Tensor:

@@ -174,6 +174,9 @@ class Targets(NamedTuple):
         there = (self.items >= 0).to(self.vectors.dtype)[..., None]
         return there / there.sum(1, keepdim=True)
 
+    def mean(self, x: Float[Tensor, "B M k"]) -> Float[Tensor, "B k"]:
+        return (self.weight() * x).sum(1)
+
     def logits(self, heads: Heads, tau: float) -> Float[Tensor, "B M k"]:
         return in_full(self.vectors) @ in_full(heads).mT / tau
 

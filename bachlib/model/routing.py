@@ -5,7 +5,7 @@
     eq. 10  all_multihead    every candidate is scored by its best head
     MIND    label_aware      heads averaged by their attention to the target, then a sampled softmax
 
-Each is a mean over the batch, computed in one pass: no (B, k, C) tensor is kept. `of_all` takes all next items of a row.
+Each is a mean over the batch, computed in one pass: no (B, k, C) tensor is kept. `of_all` takes all targets of a row.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def _user_of(heads: Heads, targets: Tensor, power: float) -> Tensor:
 
 def of_all(
     rule: str, heads: Heads, items: Items, targets: Targets, tau: float, power: float = 1.0
-) -> tuple[Tensor, Float[Tensor, "B M k"]]:
-    """The loss of a rule with all targets of a row, the mean of their losses; and the head of each target, as 0 and 1.
+) -> tuple[Tensor, Float[Tensor, "B k"]]:
+    """The loss of a rule with all targets of a row, the mean of their losses; and the share of them closest to a head.
 
     One sweep over the candidates serves all targets, except that pos-multihead sweeps once for every head that some
     target of the row has chosen, and label-aware once for every target, because its user vector depends on the target.
@@ -78,7 +78,7 @@ def of_all(
     check_shapes(heads, items, targets.own, targets.ids, tau)
     cosines = targets.logits(heads.detach(), 1.0).detach()
     chosen = torch.nn.functional.one_hot(cosines.argmax(-1), heads.shape[1]).to(heads.dtype)
-    gamma, best, B = targets.weight(), rule == "all-multihead", len(heads)
+    gamma, shares, best, B = targets.weight(), targets.mean(chosen), rule == "all-multihead", len(heads)
     if rule == "pos-multihead":
         rows, head = chosen.any(1).nonzero().T
         gamma = gamma[rows] * chosen[rows, :, head][..., None]
@@ -86,7 +86,7 @@ def of_all(
     elif rule == "label-aware":
         heads = _user_of(heads, targets.vectors, power).flatten(0, 1)[:, None]
         gamma, targets = gamma.view(-1, 1, 1), targets.one_per_row()
-    return -reconstruction_of_all(heads, items, targets, gamma, tau, best)[0] / B, chosen
+    return -reconstruction_of_all(heads, items, targets, gamma, tau, best)[0] / B, shares
 
 
 def all_multihead(heads: Heads, items: Items, positive: Rows, tau: float, ids: Tensor | None = None) -> Tensor:

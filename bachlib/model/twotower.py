@@ -29,6 +29,7 @@ History = Int[Tensor, "B n"]  # item ids, −1 pads on the left
 Ids = Int[Tensor, " n"]
 Users = Int[Tensor, " B"] | None
 Rows = Float[Tensor, "n_items d"] | None
+NextItems = Int[Tensor, "B M"] | None
 Context = Float[Tensor, "B c"] | Float[Tensor, " c"] | None  # a row per request, or one for all
 
 
@@ -205,7 +206,7 @@ class TwoTower(nn.Module):
         negatives: Ids,
         user: Users = None,
         context: Context = None,
-        targets: Int[Tensor, "B M"] | None = None,
+        targets: NextItems = None,
     ) -> Objective:
         """The loss of the method with its terms. The item tower runs once for every distinct item of the step.
 
@@ -215,18 +216,15 @@ class TwoTower(nn.Module):
         candidates of a step are distinct. There p-bach (k = 8, one seed) had a test AUPRC of 0.0949 with the list and
         of 0.0969 with the set after three epochs.
 
-        With `targets`, all next items of each row (−1: it has fewer), the loss of a row is the mean of its losses with
-        each of them as its positive; the candidates that the other rows and the negatives bring stay the same. That is
-        the expectation of the paper's loss over the row's own draw (see `onepass.Targets`).
+        With `targets`, all next items of each row, its loss is the mean over them as its positive: the expectation of
+        the paper's loss over the row's own draw. The draws of the other rows stay candidates (see `onepass.Targets`).
         """
         history, positive = self._history(history), self._ids(positive)
         ids = torch.cat([positive, self._ids(negatives)])  # candidates (C,)
-        own = torch.arange(len(positive), device=ids.device)  # the place of each row's positive in them
-        alone = torch.ones_like(positive, dtype=torch.bool)  # nothing else brought this candidate
+        row = torch.arange(len(ids), device=ids.device)  # the place of each draw in them
         if self.candidates == "set":
             ids, row = each_once(ids, self.n_items)
-            own = row[: len(positive)]
-            alone = torch.bincount(row)[own] == 1
+        own = row[: len(positive)]
         frozen, at = self.history == "frozen", history.clamp(min=0)
         needed = ids if frozen else torch.cat([at.flatten(), ids])
         if targets is not None:
@@ -248,7 +246,7 @@ class TwoTower(nn.Module):
             step = self._elbo if self.objective_name == "elbo" else self._routed
             if targets is not None:
                 vectors = embedding(place[targets.clamp(min=0)], rows)
-                targets = Targets(ids, own, alone, targets, vectors)
+                targets = Targets(ids, own, torch.bincount(row)[own] == 1, targets, vectors)
             return step(heads, log_pi, kappa, candidates, own, ids, targets)
 
     def _routed(self, heads, log_pi, kappa, candidates, own, ids, targets) -> Objective:
@@ -256,8 +254,7 @@ class TwoTower(nn.Module):
         if heads.ndim == 2:  # a codebook with hard routing
             heads, kappa = heads.expand(len(own), -1, -1), kappa.expand(len(own), -1)
         if targets is not None:
-            loss, chosen = routing.of_all(self.objective_name, heads, candidates, targets, self.tau, self.power)
-            gamma = (targets.weight() * chosen).sum(1)
+            loss, gamma = routing.of_all(self.objective_name, heads, candidates, targets, self.tau, self.power)
             return Objective(loss, {"reconstruction": -loss.detach()}, gamma, Encoded(heads, log_pi, kappa), heads)
         hard = {
             "standard": routing.standard,
@@ -271,27 +268,21 @@ class TwoTower(nn.Module):
 
     def _elbo(self, heads, log_pi, kappa, candidates, own, ids, targets) -> Objective:
         """−ELBO (eq. 21); heads that all users share need one product with the candidates for the whole batch."""
+        encoded = Encoded(heads.expand(len(own), -1, -1), log_pi, kappa.expand(len(own), -1))
         if targets is not None:
-            kappa = kappa.expand(len(own), -1)
-            log_sigma = self.kernel.log_density(targets.logits(heads, 1.0), kappa[:, None], heads.shape[-1])
-            loss, seen = mixture.loss_of_all(heads, candidates, targets, log_pi, log_sigma, self.tau)
-            encoded = Encoded(heads.expand(len(own), -1, -1), log_pi, kappa)
+            log_sigma = self.kernel.log_density(targets.logits(heads, 1.0), encoded.kappa[:, None], heads.shape[-1])
+            loss, seen, gamma = mixture.loss_of_all(heads, candidates, targets, log_pi, log_sigma, self.tau)
         elif heads.ndim == 2:
-            encoded = Encoded(heads.expand(len(own), -1, -1), log_pi, kappa.expand(len(own), -1))
             log_sigma = self.kernel.log_density(candidates[own] @ heads.T, encoded.kappa, heads.shape[-1])
             log_p = mixture.shared_log_components(heads, candidates, own, self.tau, ids)
             seen = mixture.elbo(log_pi, log_sigma, log_p)
             loss = -seen.total.mean()
         else:
-            encoded = Encoded(heads, log_pi, kappa)
             log_sigma = mixture.log_sigma(heads, candidates[own], kappa, self.kernel)
             loss, seen = mixture.loss(heads, candidates, own, log_pi, log_sigma, self.tau, ids)
         with torch.no_grad():
             if targets is None:
                 gamma = mixture.responsibilities(log_pi, log_sigma).exp()
-            else:
-                gamma = mixture.responsibilities(log_pi[:, None].expand_as(log_sigma), log_sigma).exp()
-                gamma = (targets.weight() * gamma).sum(1)
             terms = {name: getattr(seen, name).mean() for name in ("reconstruction", "prior", "entropy")}
         return Objective(loss, terms, gamma, encoded, heads)
 
@@ -306,10 +297,9 @@ class TwoTower(nn.Module):
     def _targets(self, targets: Tensor | np.ndarray, n: int) -> Int[Tensor, "B M"]:
         targets = torch.as_tensor(targets, device=self.device)
         if targets.ndim != 2 or len(targets) != n or not bool((targets >= 0).any(1).all()):
-            wanted = f"(B, M) = ({n}, M) item ids, at least one per row; −1 where a row has fewer"
-            raise BachError(f"targets should be {wanted}; got shape {tuple(targets.shape)}: {targets.tolist()!r:.60}")
-        self._ids(torch.where(targets == -1, 0, targets))
-        return targets.long()
+            got = f"got {tuple(targets.shape)}: {targets.tolist()!r:.60}"
+            raise BachError(f"targets should be ({n}, M) item ids, one or more per row, −1 where it has fewer; {got}")
+        return self._ids(targets.where(targets != -1, 0)).where(targets != -1, -1)
 
     def _ids(self, ids: Tensor | np.ndarray, n: int | None = None) -> Int[Tensor, "*n"]:
         """Item ids 0 … n − 1 on the device of the model."""
@@ -334,11 +324,7 @@ class TwoTower(nn.Module):
 
 
 def plain_step_loss(
-    model: TwoTower,
-    history: Int[Tensor, "B n"],
-    positive: Int[Tensor, " B"],
-    negatives: Int[Tensor, " R"],
-    targets: Int[Tensor, "B M"] | None = None,
+    model: TwoTower, history: History, positive: Ids, negatives: Ids, targets: NextItems = None
 ) -> Float[Tensor, ""]:
     """`model.loss` of p-bach and v-bach written plainly: the fast step is tested and measured against it.
 
@@ -347,9 +333,11 @@ def plain_step_loss(
     """
     if targets is not None:
         others = [torch.cat([positive[:n], positive[n + 1 :], negatives]) for n in range(len(positive))]
-        rows = [(history[[n]], own[own >= 0], others[n]) for n, own in enumerate(targets)]
-        steps = [[plain_step_loss(model, h, own[[m]], other) for m in range(len(own))] for h, own, other in rows]
-        return torch.stack([torch.stack(of_row).mean() for of_row in steps]).mean()
+        losses = [
+            torch.stack([plain_step_loss(model, history[[n]], item[None], others[n]) for item in of_row[of_row >= 0]])
+            for n, of_row in enumerate(targets)
+        ]
+        return torch.stack([of_row.mean() for of_row in losses]).mean()
     ids, own = torch.cat([positive, negatives]), torch.arange(len(positive), device=positive.device)
     if model.candidates == "set":
         ids = ids.unique()
