@@ -215,6 +215,19 @@ def test_nothing_is_subtracted(rule, tau):
         assert (found - wanted).norm() <= 2e-6 / tau * wanted.norm() + 1e-6
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_head_without_weight_is_no_head(shared):
+    """π_r = 0 exactly: the loss without that head, and finite gradients."""
+    c = case()
+    heads = c["heads"][0] if shared else c["heads"]
+    fewer = c | {"log_pi": c["log_pi"][:, :2].log_softmax(-1), "kappa": c["kappa"][:, :2]}
+    wanted, _ = value_and_slopes(fast, "elbo", fewer, heads[..., :2, :], 0.07)
+    none = torch.full((5, 1), -torch.inf, dtype=torch.float64)
+    found, slopes = value_and_slopes(fast, "elbo", c | {"log_pi": torch.cat([fewer["log_pi"], none], 1)}, heads, 0.07)
+    torch.testing.assert_close(found, wanted)
+    assert all(slope.isfinite().all() for slope in (slopes[0], slopes[1], slopes[2][:, :2], slopes[3]))
+
+
 @pytest.mark.parametrize("tau", [0.07, 0.005])
 @pytest.mark.parametrize("name", LEARNT)
 def test_a_row_alone_predicts_its_targets_with_certainty(world, name, tau):

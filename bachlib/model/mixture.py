@@ -156,7 +156,7 @@ def loss_of_all(
         rebuilt = (gamma * log_p).sum()
     else:
         rebuilt, log_p = reconstruction_of_all(everybody, items, targets, gamma, tau)
-    rest = torch.where(gamma > 0, log_pi - log_gamma, 0.0)
+    rest = torch.where(gamma == 0, 0.0, log_pi - log_gamma)
     with torch.no_grad():
         seen = Elbo(*(targets.mean(term[..., None])[:, 0] for term in elbo_at(log_gamma, log_pi, log_p)))
     return -(rebuilt + (gamma * rest).sum()) / len(log_pi), seen, gamma.detach().sum(1)
