@@ -130,6 +130,8 @@ MUTATIONS = [
       "own >= 0", "test_targets.py::test_it_is_the_mean_of_the_papers_steps"),
     M("all targets: γ of the first target only", "model/mixture.py", "seen, gamma.detach().sum(1)",
       "seen, gamma.detach()[:, 0]", "test_targets.py::test_it_is_the_mean_of_the_papers_steps"),
+    M("all targets: no context beside them", "data/windows.py", "TargetsBatch(*batch, following, context)",
+      "TargetsBatch(*batch, following, None)", "test_targets.py::test_a_context_comes_beside_the_targets"),
     M("all targets: those of another process", "train/loop.py", "torch.from_numpy(x[mine])",
       "torch.from_numpy(x[: mine.stop - mine.start])",
       "test_targets.py::test_two_processes_take_the_step_of_one"),

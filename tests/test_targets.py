@@ -285,6 +285,19 @@ def test_a_step_gets_the_next_ten_of_its_windows(world, tmp_path):
         fit(model_of(world), world, {**QUICK, "epochs": 1, "targets": "all"}, tmp_path / "one", quiet=True)
 
 
+def test_a_context_comes_beside_the_targets(world, tmp_path):
+    """Each row reads the context of its own window, as with one target."""
+    requests = world.with_context(world.genres.member[world.sequences].astype(np.float32))
+    for a, b in zip(Windows(requests, 256), Windows(requests, 256, following=True), strict=True):
+        assert np.array_equal(a.context, b.context) and np.array_equal(a.positive, b.positive)
+    model, given = build("p-bach", requests, 3, context="both", **STILL), []
+    objective = model.objective
+    model.objective = lambda *args, **also: given.append(also) or objective(*args, **also)
+    fit(model, requests, {**QUICK, "epochs": 1, "targets": "all"}, tmp_path, quiet=True)
+    for also, batch in zip(given, Windows(requests, 256, following=True), strict=True):
+        assert np.array_equal(also["context"], batch.context) and np.array_equal(also["targets"], batch.following)
+
+
 def test_a_training_on_all_targets_resumes_to_the_bit(world, tmp_path):
     params = {**QUICK, "epochs": 2, "log_steps": 10, "targets": "all"}
     whole = fit(model_of(world), world, params, tmp_path / "whole", quiet=True)
