@@ -107,6 +107,9 @@ class TrainParams(Params):
     epochs: int = Field(200, ge=1, description="largest number of epochs; the paper's is 200, for Taobao 50")
     batch_size: int = Field(512, ge=1, description="windows per step")
     n_negatives: int = Field(2_048, ge=0, description="uniform random negatives per step, shared by the batch")
+    targets: Literal["one", "all"] = Field(
+        "one", description="targets of a window: one of its next ten items, drawn (the paper), or the mean over all ten"
+    )
     learning_rate: float = Field(1e-3, gt=0, description="learning rate of Adam; no weight decay, schedule or clipping")
     seed: int = Field(0, ge=0, description="seed of windows, targets, negatives and dropout")
     valid_every: int = Field(5, ge=1, description="epochs between two validations; the last epoch is always validated")
@@ -118,7 +121,7 @@ class TrainParams(Params):
     checkpoint_seconds: float = Field(30.0, ge=0, description="seconds between resume states; every epoch writes one")
 
 
-LATER = ("candidates", "catalogue", "context")  # the first version did not have these
+LATER = ("candidates", "catalogue", "context", "targets")  # the first version did not have these
 
 
 def noted(params: Params) -> dict[str, Any]:

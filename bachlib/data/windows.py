@@ -42,17 +42,30 @@ class ContextBatch(NamedTuple):
     context: np.ndarray  # (B, c) of the first of the next ten: what is known when the request is made
 
 
+class TargetsBatch(NamedTuple):
+    """A batch of `Windows(…, following=True)`."""
+
+    user: np.ndarray
+    history: np.ndarray
+    positive: np.ndarray
+    following: np.ndarray  # (B, 10) the next ten, of which `positive` is one
+    context: np.ndarray | None
+
+
 class Windows:
     """Sampler of the training windows: every epoch shuffles them and draws one target of the next ten for each.
 
     Everything an epoch draws comes from (seed, epoch), so the position is two numbers: a new sampler that loads a
-    `state_dict()` continues with the next batch.
+    `state_dict()` continues with the next batch. `following` adds all next ten items to a batch; it changes no draw.
     """
 
-    def __init__(self, dataset: Dataset, batch_size: int = 512, seed: int = 0, n_hist: int = N_HIST):
+    def __init__(
+        self, dataset: Dataset, batch_size: int = 512, seed: int = 0, n_hist: int = N_HIST, following: bool = False
+    ):
         if min(batch_size, n_hist) < 1:
             raise BachError(f"batch_size and n_hist should be at least 1; got {batch_size} and {n_hist}")
         self.dataset, self.batch_size, self.seed, self.n_hist = dataset, batch_size, seed, n_hist
+        self.following = following
         self.counts = windows_per_user(dataset.lengths, n_hist)
         if dataset.cold is not None:
             self.counts[dataset.cold] = 0
@@ -84,7 +97,7 @@ class Windows:
         prefix = self.dataset.lengths[user] - N_VALID - N_TEST
         return user, first + np.minimum(self.n_hist, prefix - N_NEXT)
 
-    def __iter__(self) -> Iterator[Batch | ContextBatch]:
+    def __iter__(self) -> Iterator[Batch | ContextBatch | TargetsBatch]:
         """The rest of the current epoch. The position moves with every batch, after the last one to the next epoch."""
         epoch, steps = self.epoch, self.steps_per_epoch
         rng = np.random.default_rng([self.seed, epoch])
@@ -95,10 +108,11 @@ class Windows:
             index = order[step * self.batch_size : (step + 1) * self.batch_size].astype(np.int64)
             user, history, following = self.window(index)
             batch = Batch(user, history, following[np.arange(len(index)), target[index]])
-            if self.dataset.context is None:
-                yield batch
+            context = None if self.dataset.context is None else self.dataset.context_at(*self._requests(index))
+            if self.following:
+                yield TargetsBatch(*batch, following, context)
             else:
-                yield ContextBatch(*batch, self.dataset.context_at(*self._requests(index)))
+                yield batch if context is None else ContextBatch(*batch, context)
 
     def state_dict(self) -> dict[str, int | str]:
         return {"epoch": self.epoch, "step": self.step, **self._setting()}

@@ -24,7 +24,7 @@ from bachlib.evaluate import Evaluation, diagnostics, evaluate
 from bachlib.experiment.settings import Experiment, experiment_of
 from bachlib.files import only_one, output_dir
 from bachlib.model.methods import METHODS, build
-from bachlib.params import ModelParams, noted
+from bachlib.params import ModelParams, TrainParams, noted
 from bachlib.train import Run, fit
 from bachlib.train.run import name_of_run
 
@@ -108,7 +108,7 @@ def run_name(p: Experiment, dataset: Dataset | None = None) -> str:
     params = noted(ModelParams(**p.model)) | {"k": heads_of(p)}
     config = {"method": p.method, "row": row._asdict(), "params": params, "own": {}}
     data = {"name": data_name(p)} if dataset is None else dataset.identity
-    return name_of_run(config, data, p.train)
+    return name_of_run(config, data, TrainParams(**p.train))
 
 
 def heads_of(p: Experiment) -> int:

@@ -107,7 +107,7 @@ def build(
     config = {"method": of, "row": row._asdict(), "params": noted(p) | {"k": k}, "own": own}
     config |= {} if name is None else {"name": _checked(name)}
     if row.objective == "counts":
-        _read_context(p.context, name, dataset, {})
+        _read_context(p.context, name or of, dataset, {})
         return _on_data(MostPop(dataset, config), dataset)
     if row.kernel is None and p.kernel is not None:
         raise BachError(f"kernel={p.kernel!r}: {of} has no kernel; only the BACH methods have one")
@@ -124,7 +124,7 @@ def build(
         encoder = encoder or ENCODERS[row.encoder](p, k)
         if row.kernel is not None and gate is None:
             gate = PiTable(dataset.n_users, k) if p.pi == "table" else Gate(cls_tower(p, 1), p.d, k)
-        n_context = _read_context(p.context, name, dataset, {"encoder": encoder, "gate": gate})
+        n_context = _read_context(p.context, name or of, dataset, {"encoder": encoder, "gate": gate})
         return _on_data(TwoTower(encoder, item_tower, gate, config, n_context), dataset)
 
 

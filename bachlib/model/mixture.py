@@ -8,6 +8,7 @@
 With `ids`, other copies of a row's positive are left out of its sum. Every other item counts as often as it is among
 the candidates. `TwoTower.objective` says what the other reading of the candidate set C_n is worth.
 `loss` is the training loss, computed in one pass over the candidates (`onepass`); `plain_loss` is its plain reference.
+`loss_of_all` is the loss with all next items of a window as targets.
 """
 
 from __future__ import annotations
@@ -20,7 +21,20 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from bachlib import BachError
-from bachlib.model.onepass import Heads, Ids, Items, PerHead, Rows, copies_of_positive, in_full, reconstruction
+from bachlib.model.onepass import (
+    Heads,
+    Ids,
+    Items,
+    PerHead,
+    Rows,
+    Targets,
+    copies_of_positive,
+    fits,
+    in_full,
+    log_beside,
+    reconstruction,
+    reconstruction_of_all,
+)
 from bachlib.model.sphere import Kernel, check_unit
 
 
@@ -124,6 +138,39 @@ def loss(
     with torch.no_grad():
         seen = elbo_at(log_gamma, log_pi, log_p)
     return -(rebuilt + rest) / len(positive), seen
+
+
+def loss_of_all(
+    heads: Heads, items: Items, targets: Targets, log_pi: PerHead, log_sigma: Float[Tensor, "B M k"], tau: float
+) -> tuple[Float[Tensor, ""], Elbo, PerHead]:
+    """`loss` with all targets of a row: the mean of their −ELBO. The terms and γ are means over the row's targets, too.
+
+    `log_sigma` has a row per target. Heads that all users share are (k, d).
+    """
+    everybody, log_pi = heads.expand(len(log_pi), -1, -1), log_pi[:, None].expand_as(log_sigma)
+    check_shapes(everybody, items, targets.own, targets.ids, tau)
+    log_gamma = responsibilities(log_pi, log_sigma)
+    gamma = log_gamma.exp() * targets.weight()
+    if heads.ndim == 2 and fits(tau, heads.dtype):
+        log_p = _shared_log_components_of_all(heads, items, targets, tau)
+        rebuilt = (gamma * log_p).sum()
+    else:
+        rebuilt, log_p = reconstruction_of_all(everybody, items, targets, gamma, tau)
+    rest = torch.where(gamma == 0, 0.0, log_pi - log_gamma)
+    with torch.no_grad():
+        seen = Elbo(*(targets.mean(term[..., None])[:, 0] for term in elbo_at(log_gamma, log_pi, log_p)))
+    return -(rebuilt + (gamma * rest).sum()) / len(log_pi), seen, gamma.detach().sum(1)
+
+
+def _shared_log_components_of_all(codebook: Float[Tensor, "k d"], items: Items, targets: Targets, tau: float) -> Tensor:
+    """log p (B, M, k): which candidates a row adds up is a matrix of zeros and ones, (B, C), and one more product."""
+    left_out, beside = targets.left_out()
+    s = targets.logits(codebook, tau)
+    counted = torch.ones(len(s), len(items), dtype=s.dtype, device=s.device)
+    counted[left_out] = 0
+    others = counted @ (in_full(items) @ in_full(codebook).T / tau).exp()  # (B, k), a sum of positive terms
+    log_others = others.clamp(min=torch.finfo(s.dtype).tiny).log()[:, None]
+    return s - torch.logaddexp(log_others, log_beside(s, beside, tau))
 
 
 def shared_log_components(

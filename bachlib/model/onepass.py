@@ -10,8 +10,10 @@ A cosine is at most 1, so a logit is at most 1/τ and its exponential cannot ove
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bachlib import BachError
@@ -28,14 +30,19 @@ def copies_of_positive(ids: Ids | None, positive: Rows) -> tuple[Tensor, Tensor]
     """(row, candidate) pairs in which the candidate is another copy of the row's positive, rows ascending."""
     if ids is None:
         return positive[:0], positive[:0]
-    sorted_ids, order = ids.sort()
-    first = torch.searchsorted(sorted_ids, ids[positive])
-    count = torch.searchsorted(sorted_ids, ids[positive], right=True) - first  # how often the positive occurs
-    rows = torch.arange(len(positive), device=ids.device).repeat_interleave(count)
-    place = torch.arange(len(rows), device=ids.device) - (count.cumsum(0) - count)[rows]
-    columns = order[first[rows] + place]
+    rows, columns, _ = places(ids, ids[positive])
     other = columns != positive[rows]
     return rows[other], columns[other]
+
+
+def places(ids: Ids, wanted: Int[Tensor, " n"]) -> tuple[Tensor, Tensor, Int[Tensor, " n"]]:
+    """(number, candidate) pairs in which the candidate is the item `wanted[number]`, in order of numbers; counts."""
+    sorted_ids, order = ids.sort()
+    first = torch.searchsorted(sorted_ids, wanted)
+    count = torch.searchsorted(sorted_ids, wanted, right=True) - first
+    number = torch.arange(len(wanted), device=ids.device).repeat_interleave(count)
+    place = torch.arange(len(number), device=ids.device) - (count.cumsum(0) - count)[number]
+    return number, order[first[number] + place], count
 
 
 def each_once(ids: Ids, n_items: int) -> tuple[Int[Tensor, " distinct"], Ids]:
@@ -84,12 +91,17 @@ def logits_in_blocks(heads: Heads, scaled: Items, copies: tuple[Tensor, Tensor])
         yield rows, block, logits, (copies[0][part] - start, copies[1][part])
 
 
+def fits(tau: float, dtype: torch.dtype) -> bool:
+    """Can the exponential of every logit, and a sum of them, be a number of this type?"""
+    return 1 / tau <= (40 if dtype == torch.float32 else 300)
+
+
 def exp_in_place(logits: Float[Tensor, "... C"], tau: float) -> Tensor | float:
     """exp(logit − shift) in place; returns the shift."""
-    if 1 / tau <= (40 if logits.dtype == torch.float32 else 300):
+    if fits(tau, logits.dtype):
         logits.exp_()
         return 0.0
-    shift = logits.amax(-1, keepdim=True)
+    shift = logits.amax(-1, keepdim=True).clamp(min=torch.finfo(logits.dtype).min)  # a row may have no candidate left
     logits.sub_(shift).exp_()
     return shift[..., 0]
 
@@ -128,3 +140,114 @@ class _Reconstruction(torch.autograd.Function):
         want_heads, want_items, want_gamma, *_rest = ctx.needs_input_grad
         wanted = ((want_heads, to_heads), (want_items, to_items), (want_gamma, log_p))
         return *(value * grad if want else None for want, value in wanted), None, None, None
+
+
+# ------------------------------------------------------------------------------------- targets="all": a row's next ten
+
+
+class Targets(NamedTuple):
+    """All next items of each row as its targets. The targets m of row n share one sweep over the other candidates:
+
+        log p_r(m | u_n) = s_rm − log(Z_nr + Σ_{m' ≠ m} c_nm' exp(s_rm') + exp(s_rm)),        s_rm = ⟨u_r, v_m⟩ / τ.
+
+    Z_nr is the sum over the candidates that are no target of the row, without the item that the row drew itself. c_nm'
+    counts target m' among the candidates, again without the row's own draw. That is eq. 12 for the step that draws m in
+    this row and nothing else in the others. No term is subtracted, so no accuracy is lost.
+    """
+
+    ids: Ids  # the item of each candidate
+    own: Rows  # the candidate that the row drew itself
+    alone: Bool[Tensor, " B"]  # … which is a candidate for no other reason, so the row's other targets do not meet it
+    items: Int[Tensor, "B M"]  # the item of each target; −1: this row has fewer
+    vectors: Float[Tensor, "B M d"]
+
+    def of(self, rows: Int[Tensor, " n"]) -> Targets:
+        return Targets(self.ids, *(x[rows] for x in self[1:]))
+
+    def one_per_row(self) -> Targets:
+        """B·M rows with one target each."""
+        every = self.of(torch.arange(len(self.own), device=self.own.device).repeat_interleave(self.items.shape[1]))
+        return every._replace(items=self.items.view(-1, 1), vectors=self.vectors.flatten(0, 1)[:, None])
+
+    def weight(self) -> Float[Tensor, "B M 1"]:
+        """1/M in a row with M targets."""
+        there = (self.items >= 0).to(self.vectors.dtype)[..., None]
+        return there / there.sum(1, keepdim=True)
+
+    def mean(self, x: Float[Tensor, "B M k"]) -> Float[Tensor, "B k"]:
+        return (self.weight() * x).sum(1)
+
+    def logits(self, heads: Heads, tau: float) -> Float[Tensor, "B M k"]:
+        return in_full(self.vectors) @ in_full(heads).mT / tau
+
+    def left_out(self) -> tuple[tuple[Tensor, Tensor], Float[Tensor, "B M M"]]:
+        """(the (row, candidate) pairs that are not in Z, rows ascending; c_nm' for m' ≠ m, and 1 for m' = m)."""
+        number, columns, count = places(self.ids, self.items.flatten())
+        rows = torch.cat([number // self.items.shape[1], self.alone.nonzero()[:, 0]])
+        order = rows.argsort()
+        drawn = self.alone[:, None] & (self.items == self.ids[self.own][:, None])
+        same = self.items[:, :, None] == self.items[:, None, :]  # (B, M, M'); an item that comes twice counts once
+        counts = (count.view_as(self.items) - drawn.long()).masked_fill(same.tril(-1).any(-1), 0)
+        beside = counts[:, None, :] * ~same + torch.eye(same.shape[1], dtype=torch.long, device=same.device)
+        return (rows[order], torch.cat([columns, self.own[self.alone]])[order]), beside.to(self.vectors.dtype)
+
+
+def log_beside(s: Float[Tensor, "B M k"], beside: Float[Tensor, "B M M"], tau: float) -> Float[Tensor, "B M k"]:
+    """log of the sum over the row's own targets: log(Σ_{m' ≠ m} c_m' exp(s_m') + exp(s_m))."""
+    if fits(tau, s.dtype):
+        return (beside.to(s.dtype) @ s.exp()).log()
+    return (beside.to(s.dtype).log()[..., None] + s[:, None]).logsumexp(2)
+
+
+def reconstruction_of_all(
+    heads: Heads, items: Items, targets: Targets, gamma: Float[Tensor, "B M k"], tau: float, best: bool = False
+) -> tuple[Float[Tensor, ""], Float[Tensor, "B M k"]]:
+    """Σ_n Σ_m Σ_r γ_r log p_r(m | u_n), differentiable once, and log p without gradient; γ is already divided by M.
+
+    With `best`, every candidate and every target is scored by its best head (eq. 10), and γ and log p are (B, M, 1).
+    """
+    heads, items = in_full(heads), in_full(items)
+    with torch.autocast(heads.device.type, enabled=False):
+        left_out, beside = targets.left_out()
+        s = targets.logits(heads, tau)
+        s = s.max(-1, keepdim=True).values if best else s
+        return _AllTargets.apply(
+            heads, items, gamma.to(heads.dtype), s, log_beside(s, beside, tau), left_out, tau, best
+        )
+
+
+class _AllTargets(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, heads, items, gamma, s, beside, left_out, tau, best):
+        (_, k, d), C = heads.shape, len(items)
+        wanted, scaled = any(ctx.needs_input_grad[:2]), items / tau
+        log_p, of_others = torch.empty_like(s), torch.empty_like(s)  # and the share of the others, Z, in each sum
+        to_heads = torch.empty_like(heads) if wanted else None
+        to_items = torch.zeros_like(items) if wanted else None
+        for rows, block, logits, (row, candidate) in logits_in_blocks(heads, scaled, left_out):
+            others, head = logits.max(1, keepdim=True) if best else (logits, None)
+            others[row, :, candidate] = -torch.inf
+            e = others.flatten(0, 1)
+            shift = exp_in_place(e, tau)
+            z = e.sum(-1)
+            log_z = (z.log() + shift).view(len(others), 1, -1)
+            log_p[rows] = s[rows] - torch.logaddexp(log_z, beside[rows])
+            of_others[rows] = (log_z - beside[rows]).sigmoid()
+            if wanted:
+                weight = ((gamma[rows] * of_others[rows]).sum(1).flatten() / z.clamp(min=torch.finfo(z.dtype).tiny))[
+                    :, None
+                ]
+                if best:  # each candidate's share goes to its best head
+                    e = logits.zero_().scatter_(1, head, e.mul_(weight)[:, None]).view(-1, C)
+                    weight = torch.ones_like(weight[:1])
+                to_heads[rows] = ((e @ scaled) * -weight).view(-1, k, d)
+                to_items.addmm_(e.T, weight * block, alpha=-1 / tau)
+        ctx.save_for_backward(to_heads, to_items, log_p, gamma, gamma * (of_others - 1))
+        ctx.mark_non_differentiable(log_p)
+        return (gamma * log_p).sum(), log_p
+
+    @staticmethod
+    def backward(ctx, grad, _):
+        only_once()
+        pairs = zip(ctx.needs_input_grad, ctx.saved_tensors, strict=False)
+        return *(value * grad if want else None for want, value in pairs), None, None, None

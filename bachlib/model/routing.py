@@ -5,18 +5,27 @@
     eq. 10  all_multihead    every candidate is scored by its best head
     MIND    label_aware      heads averaged by their attention to the target, then a sampled softmax
 
-Each is a mean over the batch, computed in one pass: no (B, k, C) tensor is kept.
+Each is a mean over the batch, computed in one pass: no (B, k, C) tensor is kept. `of_all` takes all targets of a row.
 """
 
 from __future__ import annotations
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from bachlib import BachError
 from bachlib.model.mixture import Heads, Items, Rows, check_shapes
-from bachlib.model.onepass import copies_of_positive, exp_in_place, in_full, logits_in_blocks, only_once, reconstruction
+from bachlib.model.onepass import (
+    Targets,
+    copies_of_positive,
+    exp_in_place,
+    in_full,
+    logits_in_blocks,
+    only_once,
+    reconstruction,
+    reconstruction_of_all,
+)
 
 
 def standard(heads: Heads, items: Items, positive: Rows, tau: float, ids: Tensor | None = None) -> Tensor:
@@ -48,10 +57,36 @@ def label_aware(
     The BACH paper uses power 1. (More makes the weights more equal, not sharper: MIND's own heads are no unit vectors.)
     """
     check_shapes(heads, items, positive, ids, tau)
-    score = (heads @ items[positive][:, :, None])[..., 0]  # (B, k)
+    return standard(_user_of(heads, items[positive][:, None], power), items, positive, tau, ids)
+
+
+def _user_of(heads: Heads, targets: Tensor, power: float) -> Tensor:
+    """The user vector (B, M, d) for each target (B, M, d)."""
+    score = (heads @ targets.mT).mT  # (B, M, k)
     weight = (score.sign() * score.abs() ** power).softmax(-1)
-    user = torch.nn.functional.normalize((weight[:, None, :] @ heads), dim=-1)  # (B, 1, d)
-    return standard(user, items, positive, tau, ids)
+    return torch.nn.functional.normalize(weight @ heads, dim=-1)
+
+
+def of_all(
+    rule: str, heads: Heads, items: Items, targets: Targets, tau: float, power: float = 1.0
+) -> tuple[Tensor, Float[Tensor, "B k"]]:
+    """The loss of a rule with all targets of a row, the mean of their losses; and the share of them closest to a head.
+
+    One sweep over the candidates serves all targets, except that pos-multihead sweeps once for every head that some
+    target of the row has chosen, and label-aware once for every target, because its user vector depends on the target.
+    """
+    check_shapes(heads, items, targets.own, targets.ids, tau)
+    cosines = targets.logits(heads.detach(), 1.0).detach()
+    chosen = torch.nn.functional.one_hot(cosines.argmax(-1), heads.shape[1]).to(heads.dtype)
+    gamma, shares, best, B = targets.weight(), targets.mean(chosen), rule == "all-multihead", len(heads)
+    if rule == "pos-multihead":
+        rows, head = chosen.any(1).nonzero().T
+        gamma = gamma[rows] * chosen[rows, :, head][..., None]
+        heads, targets = heads[rows, head][:, None], targets.of(rows)
+    elif rule == "label-aware":
+        heads = _user_of(heads, targets.vectors, power).flatten(0, 1)[:, None]
+        gamma, targets = gamma.view(-1, 1, 1), targets.one_per_row()
+    return -reconstruction_of_all(heads, items, targets, gamma, tau, best)[0] / B, shares
 
 
 def all_multihead(heads: Heads, items: Items, positive: Rows, tau: float, ids: Tensor | None = None) -> Tensor:

@@ -20,7 +20,7 @@ from torch.nn.functional import embedding, normalize
 
 from bachlib import BachError
 from bachlib.model import mixture, routing, scoring
-from bachlib.model.onepass import each_once, in_full
+from bachlib.model.onepass import Targets, each_once, in_full
 from bachlib.model.sphere import KERNELS
 from bachlib.model.towers import Codebook, KappaNet, PiTable
 from bachlib.params import ModelParams
@@ -29,6 +29,7 @@ History = Int[Tensor, "B n"]  # item ids, −1 pads on the left
 Ids = Int[Tensor, " n"]
 Users = Int[Tensor, " B"] | None
 Rows = Float[Tensor, "n_items d"] | None
+NextItems = Int[Tensor, "B M"] | None
 Context = Float[Tensor, "B c"] | Float[Tensor, " c"] | None  # a row per request, or one for all
 
 
@@ -45,7 +46,7 @@ class Objective(NamedTuple):
 
     loss: Float[Tensor, ""]
     terms: dict[str, Float[Tensor, ""]]  # means over the batch
-    gamma: Float[Tensor, "B k"]  # γ, or 1 for the head to which the positive was routed
+    gamma: Float[Tensor, "B k"]  # γ, or 1 for the head to which the positive was routed; a mean over several targets
     encoded: Encoded
     heads: Float[Tensor, "*B k d"]  # with gradient; (k, d) if all users share them
 
@@ -199,7 +200,13 @@ class TwoTower(nn.Module):
         return self.objective(history, positive, negatives, user, context).loss
 
     def objective(
-        self, history: History, positive: Ids, negatives: Ids, user: Users = None, context: Context = None
+        self,
+        history: History,
+        positive: Ids,
+        negatives: Ids,
+        user: Users = None,
+        context: Context = None,
+        targets: NextItems = None,
     ) -> Objective:
         """The loss of the method with its terms. The item tower runs once for every distinct item of the step.
 
@@ -208,15 +215,21 @@ class TwoTower(nn.Module):
         are left out. As a set (`candidates="set"`), every item counts once. On MovieLens-1M about 1,780 of the 2,560
         candidates of a step are distinct. There p-bach (k = 8, one seed) had a test AUPRC of 0.0949 with the list and
         of 0.0969 with the set after three epochs.
+
+        With `targets`, all next items of each row, its loss is the mean over them as its positive: the expectation of
+        the paper's loss over the row's own draw. The draws of the other rows stay candidates (see `onepass.Targets`).
         """
         history, positive = self._history(history), self._ids(positive)
         ids = torch.cat([positive, self._ids(negatives)])  # candidates (C,)
-        own = torch.arange(len(positive), device=ids.device)  # the place of each row's positive in them
+        row = torch.arange(len(ids), device=ids.device)  # the place of each draw in them
         if self.candidates == "set":
             ids, row = each_once(ids, self.n_items)
-            own = row[: len(positive)]
+        own = row[: len(positive)]
         frozen, at = self.history == "frozen", history.clamp(min=0)
         needed = ids if frozen else torch.cat([at.flatten(), ids])
+        if targets is not None:
+            targets = self._targets(targets, len(positive))
+            needed = torch.cat([needed, targets.clamp(min=0).flatten()])
         place = torch.arange(self.n_items, device=ids.device)  # the row of each item
         if self.n_items <= len(needed):  # the step needs most of the catalogue
             rows = self.items()
@@ -231,12 +244,18 @@ class TwoTower(nn.Module):
         log_pi = self._log_pi(tokens, history, user, context)
         with torch.autocast(ids.device.type, enabled=False):  # mixed precision is for the towers only
             step = self._elbo if self.objective_name == "elbo" else self._routed
-            return step(heads, log_pi, kappa, candidates, own, ids)
+            if targets is not None:
+                vectors = embedding(place[targets.clamp(min=0)], rows)
+                targets = Targets(ids, own, torch.bincount(row)[own] == 1, targets, vectors)
+            return step(heads, log_pi, kappa, candidates, own, ids, targets)
 
-    def _routed(self, heads, log_pi, kappa, candidates, own, ids) -> Objective:
+    def _routed(self, heads, log_pi, kappa, candidates, own, ids, targets) -> Objective:
         """The hard-routing losses (eqs. 6, 9, 10); γ is 1 for the head closest to the positive."""
         if heads.ndim == 2:  # a codebook with hard routing
             heads, kappa = heads.expand(len(own), -1, -1), kappa.expand(len(own), -1)
+        if targets is not None:
+            loss, gamma = routing.of_all(self.objective_name, heads, candidates, targets, self.tau, self.power)
+            return Objective(loss, {"reconstruction": -loss.detach()}, gamma, Encoded(heads, log_pi, kappa), heads)
         hard = {
             "standard": routing.standard,
             "pos-multihead": routing.pos_multihead,
@@ -247,20 +266,23 @@ class TwoTower(nn.Module):
         gamma = nn.functional.one_hot(routing.routed_head(heads, candidates, own), self.k).to(loss)
         return Objective(loss, {"reconstruction": -loss.detach()}, gamma, Encoded(heads, log_pi, kappa), heads)
 
-    def _elbo(self, heads, log_pi, kappa, candidates, own, ids) -> Objective:
+    def _elbo(self, heads, log_pi, kappa, candidates, own, ids, targets) -> Objective:
         """−ELBO (eq. 21); heads that all users share need one product with the candidates for the whole batch."""
-        if heads.ndim == 2:
-            encoded = Encoded(heads.expand(len(own), -1, -1), log_pi, kappa.expand(len(own), -1))
+        encoded = Encoded(heads.expand(len(own), -1, -1), log_pi, kappa.expand(len(own), -1))
+        if targets is not None:
+            log_sigma = self.kernel.log_density(targets.logits(heads, 1.0), encoded.kappa[:, None], heads.shape[-1])
+            loss, seen, gamma = mixture.loss_of_all(heads, candidates, targets, log_pi, log_sigma, self.tau)
+        elif heads.ndim == 2:
             log_sigma = self.kernel.log_density(candidates[own] @ heads.T, encoded.kappa, heads.shape[-1])
             log_p = mixture.shared_log_components(heads, candidates, own, self.tau, ids)
             seen = mixture.elbo(log_pi, log_sigma, log_p)
             loss = -seen.total.mean()
         else:
-            encoded = Encoded(heads, log_pi, kappa)
             log_sigma = mixture.log_sigma(heads, candidates[own], kappa, self.kernel)
             loss, seen = mixture.loss(heads, candidates, own, log_pi, log_sigma, self.tau, ids)
         with torch.no_grad():
-            gamma = mixture.responsibilities(log_pi, log_sigma).exp()
+            if targets is None:
+                gamma = mixture.responsibilities(log_pi, log_sigma).exp()
             terms = {name: getattr(seen, name).mean() for name in ("reconstruction", "prior", "entropy")}
         return Objective(loss, terms, gamma, encoded, heads)
 
@@ -271,6 +293,13 @@ class TwoTower(nn.Module):
         if user.shape != (n,) or not bool(((user >= 0) & (user < known)).all()):
             raise BachError(f"user should be {n} numbers 0 … {known - 1}, one per history; got {user.tolist()[:5]} …")
         return user
+
+    def _targets(self, targets: Tensor | np.ndarray, n: int) -> Int[Tensor, "B M"]:
+        targets = torch.as_tensor(targets, device=self.device)
+        if targets.ndim != 2 or len(targets) != n or not bool((targets >= 0).any(1).all()):
+            got = f"got {tuple(targets.shape)}: {targets.tolist()!r:.60}"
+            raise BachError(f"targets should be ({n}, M) item ids, one or more per row, −1 where it has fewer; {got}")
+        return self._ids(targets.where(targets != -1, 0)).where(targets != -1, -1)
 
     def _ids(self, ids: Tensor | np.ndarray, n: int | None = None) -> Int[Tensor, "*n"]:
         """Item ids 0 … n − 1 on the device of the model."""
@@ -295,12 +324,20 @@ class TwoTower(nn.Module):
 
 
 def plain_step_loss(
-    model: TwoTower, history: Int[Tensor, "B n"], positive: Int[Tensor, " B"], negatives: Int[Tensor, " R"]
+    model: TwoTower, history: History, positive: Ids, negatives: Ids, targets: NextItems = None
 ) -> Float[Tensor, ""]:
     """`model.loss` of p-bach and v-bach written plainly: the fast step is tested and measured against it.
 
     The item tower runs for every token of every history, the Transformers for all rows, and autograd keeps every logit.
+    With `targets`, a step for each target of each row, in which the candidates of the other rows are negatives.
     """
+    if targets is not None:
+        others = [torch.cat([positive[:n], positive[n + 1 :], negatives]) for n in range(len(positive))]
+        losses = [
+            torch.stack([plain_step_loss(model, history[[n]], item[None], others[n]) for item in of_row[of_row >= 0]])
+            for n, of_row in enumerate(targets)
+        ]
+        return torch.stack([of_row.mean() for of_row in losses]).mean()
     ids, own = torch.cat([positive, negatives]), torch.arange(len(positive), device=positive.device)
     if model.candidates == "set":
         ids = ids.unique()

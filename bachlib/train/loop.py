@@ -62,7 +62,9 @@ def fit(
 class _Training:
     def __init__(self, run: Run, dataset: Dataset, params: TrainParams, team: Group, quiet: bool):
         self.run, self.model, self.dataset, self.p, self.team = run, run.model, dataset, params, team
-        self.windows = Windows(dataset, params.batch_size, params.seed, self.model.n_hist)
+        self.windows = Windows(
+            dataset, params.batch_size, params.seed, self.model.n_hist, following=params.targets == "all"
+        )
         self.parameters = [q for q in self.model.parameters() if q.requires_grad]
         self.device = self.parameters[0].device
         self.reads_context = bool(getattr(self.model, "n_context", 0))
@@ -134,7 +136,9 @@ class _Training:
         others = np.delete(batch.positive, mine)  # positives of the other processes are candidates too
         arrays = batch.user[mine], batch.history[mine], batch.positive[mine], np.concatenate([others, negatives])
         user, history, positive, negatives = (torch.from_numpy(x).to(self.device) for x in arrays)
-        also = {"context": torch.from_numpy(batch.context[mine]).to(self.device)} if self.reads_context else {}
+        also = {"context": batch.context} if self.reads_context else {}
+        also |= {"targets": batch.following} if self.p.targets == "all" else {}
+        also = {name: torch.from_numpy(x[mine]).to(self.device) for name, x in also.items()}
         mixed = self.p.precision == "mixed" or (self.p.precision == "auto" and self.device.type == "cuda")
         self.optimizer.zero_grad()
         seen, wrong, loss = None, "", torch.tensor(torch.nan)

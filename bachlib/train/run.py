@@ -20,7 +20,7 @@ from bachlib import BachError
 from bachlib.data import Dataset
 from bachlib.files import code_hash, differences, output_dir, read_json, short_hash, versions, write_json, write_table
 from bachlib.model.methods import Method, build
-from bachlib.params import TrainParams
+from bachlib.params import TrainParams, noted
 from bachlib.train.checkpoint import load_weights
 
 FREE = {"epochs", "patience", "device", "checkpoint_seconds"}  # a run may be resumed with other values of these
@@ -57,10 +57,11 @@ class Run:
     @classmethod
     def open(cls, folder: Path | None, model: nn.Module, dataset: Dataset, params: TrainParams, fresh: bool) -> Run:
         """The run of these parameters: a new folder, or one whose run is the same."""
-        identity = {"model": model.config, "data": dataset.identity, "train": params.model_dump(exclude=FREE)}
+        train = {name: x for name, x in noted(params).items() if name not in FREE}
+        identity = {"model": model.config, "data": dataset.identity, "train": train}
         limits = {"epochs": params.epochs, "patience": params.patience}
         if folder is None:
-            folder = output_dir("runs", name_of_run(model.config, dataset.identity, params.model_dump()))
+            folder = output_dir("runs", name_of_run(model.config, dataset.identity, params))
             known = read_json(folder / "run.json").get("identity", {}).get("data", {})
             fresh = fresh or known.get("content_hash") not in (None, dataset.meta["content_hash"])
         if (folder / "run.json").exists() and not fresh:
@@ -106,7 +107,7 @@ class Run:
         return f"Run({self.folder.name}: {self.status}{best})"
 
 
-def name_of_run(config: dict[str, Any], data: dict[str, Any], train: dict[str, Any]) -> str:
+def name_of_run(config: dict[str, Any], data: dict[str, Any], params: TrainParams) -> str:
     """The folder of a training in outputs/runs: method, data, k and seed, and a hash of all that decides the training.
 
     `config`: of the model; `data`: its name, draw of cold users and context. The content of the data is compared when a
@@ -114,10 +115,10 @@ def name_of_run(config: dict[str, Any], data: dict[str, Any], train: dict[str, A
     """
     chosen = {"data": data["name"], "strict": data.get("strict", {}), "model": config, "code": code_hash(CODE)}
     chosen |= {"context": data["context"]} if "context" in data else {}
-    chosen |= {"train": {key: value for key, value in train.items() if key not in ("device", "checkpoint_seconds")}}
+    chosen |= {"train": {key: x for key, x in noted(params).items() if key not in ("device", "checkpoint_seconds")}}
     label, k = re.sub(r"-[0-9a-f]{8}$", "", data["name"]), config.get("params", {}).get("k", "")
     method = config.get("name", config.get("method", "own")).replace(" ", "-")
-    return f"{method}-{label}-k{k}-s{train['seed']}-{short_hash(chosen)}"
+    return f"{method}-{label}-k{k}-s{params.seed}-{short_hash(chosen)}"
 
 
 def find_run(name: str | Path) -> Path:
