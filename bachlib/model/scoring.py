@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from bachlib.model.mixture import Heads, Items, PerHead
@@ -27,35 +27,6 @@ def scores(heads: Heads, items: Items, log_pi: PerHead, kappa: PerHead, kernel: 
         top = t.amax(1, keepdim=True)
         out[:, block] = t.sub_(top).exp2_().sum(1).log2_().add_(top[:, 0])
     return out.mul_(math.log(2))
-
-
-FLOOR = -40  # log₂ score of the lowest item of `around`
-SPAN, REACH = 150, 60  # float32 holds log₂ scores at most this far apart, and log₂ weights and κ below this
-
-
-@torch.no_grad()
-def ranking_scores(
-    heads: Heads, items: Items, log_pi: PerHead, kappa: PerHead, kernel: Kernel, around: Int[Tensor, "B m"]
-) -> Float[Tensor, "B n"]:
-    """Numbers that rank the items `around` among all items as `scores` does, without its maxima and logarithms.
-
-    They are Σ_r W_r ω_κ(t_r), with weights W_r = π_r C_d(κ_r) scaled so that the lowest item `around` in a row gets
-    2^-40. Items far below it may become 0 and items far above it ∞, which does not change the ranks. Where float32
-    cannot hold the numbers (huge κ, items too far apart, a cosine of −1) the result is `scores`.
-    """
-    d = heads.shape[-1]
-    own = (log_pi[:, None] + kernel.log_density(items[around] @ heads.mT, kappa[:, None], d)).logsumexp(-1)  # (B, m)
-    low, high = own.aminmax(dim=1)
-    log_weight = _bits(log_pi + kernel.log_normalizer(kappa.double(), d) - low[:, None]) + FLOOR
-    within = (_bits(high - low) < SPAN).all() & (log_weight < REACH).all() & (kappa < REACH).all()
-    if bool(within):
-        weight, bits = log_weight.exp2().to(heads)[:, None], _bits(kappa).to(heads)[..., None]  # (B, 1, k), (B, k, 1)
-        out = heads.new_empty(len(heads), len(items))
-        for block, t in _cosines(heads, items):
-            out[:, block] = torch.bmm(weight, kernel.log_omega_(t, bits).exp2_())[:, 0]
-        if not bool(out.sum().isnan()):
-            return out
-    return scores(heads, items, log_pi, kappa, kernel)
 
 
 def _bits(nats: Tensor) -> Tensor:
