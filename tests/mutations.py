@@ -155,7 +155,7 @@ MUTATIONS = [
       "test_svd.py::test_against_dense"),
     M("a folded-in row by Σ instead of Σ²", "model/svd.py", "astype(np.float64) ** 2)", "astype(np.float64))",
       "test_index.py::test_folded_rows_are_those_of_the_table"),
-    M("scores without π", "model/scoring.py", "    weight = _bits(log_pi +", "    weight = _bits(0 * log_pi +",
+    M("scores without π", "model/mixture.py", "    weight = ((log_pi +", "    weight = ((0 * log_pi +",
       "test_towers.py::test_serving_scores_are_the_log_density"),
     M("densities trusted beyond float32", "rank/counting.py", "np.where(bits < CEILING, at",
       "np.where(bits < np.inf, at", "test_validation.py::test_counted_ranks_are_those_of_serving"),

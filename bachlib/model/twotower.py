@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, normalize
 
 from bachlib import BachError
-from bachlib.model import mixture, routing, scoring
+from bachlib.model import mixture, routing
 from bachlib.model.onepass import each_once, in_full
 from bachlib.model.sphere import KERNELS
 from bachlib.model.towers import Codebook, KappaNet, PiTable
@@ -183,7 +183,7 @@ class TwoTower(nn.Module):
         rows = self.item_tower.table if self.history == "frozen" else items
         heads, log_pi, kappa = self.encode(history, user, rows, context)
         if self.kernel:  # mixture density (eq. 23)
-            return scoring.scores(heads, items, log_pi, kappa, self.kernel)
+            return mixture.scores(heads, items, log_pi, kappa, self.kernel)
         return torch.stack([heads[:, r] @ items.T for r in range(heads.shape[1])]).amax(0)  # max over heads (eq. 8)
 
     def loss(
