@@ -9,7 +9,7 @@ from torch.nn.functional import normalize
 
 from bachlib import BachError
 from bachlib.data import Windows
-from bachlib.model import mixture, scoring
+from bachlib.model import mixture
 from bachlib.model.extractors import Capsules, ComiRecDR, ComiRecSA, Mind, SASRec, fixed_truncated_normal, squash
 from bachlib.model.methods import build
 from bachlib.model.sphere import KERNELS
@@ -402,6 +402,6 @@ def test_serving_scores_are_the_log_density(kernel):
     heads, items = (normalize(torch.randn(*s, dtype=torch.float64), dim=-1) for s in ((3, 4, 16), (50, 16)))
     log_pi, kappa = torch.randn(3, 4, dtype=torch.float64).log_softmax(-1), torch.rand(3, 4, dtype=torch.float64) * 50
     exact = mixture.log_density(heads, items, log_pi, kappa, KERNELS[kernel])
-    torch.testing.assert_close(scoring.scores(heads, items, log_pi, kappa, KERNELS[kernel]), exact)
-    single = scoring.scores(heads.float(), items.float(), log_pi.float(), kappa.float(), KERNELS[kernel])
+    torch.testing.assert_close(mixture.scores(heads, items, log_pi, kappa, KERNELS[kernel]), exact)
+    single = mixture.scores(heads.float(), items.float(), log_pi.float(), kappa.float(), KERNELS[kernel])
     torch.testing.assert_close(single.double(), exact, rtol=1e-4, atol=1e-4)

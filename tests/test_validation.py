@@ -5,12 +5,13 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from bachlib import NotFinite
-from bachlib.model import mixture, scoring
 from bachlib.model.methods import build
 from bachlib.model.sphere import KERNELS
+from bachlib.model.twotower import TwoTower
+from bachlib.rank.counting import FLOOR, between, counted_ranks, densities
 from bachlib.rank.metrics import average_precision_of_ranks
-from bachlib.rank.ranks import plain_ranks, ranks, sample_users, target_ranks
+from bachlib.rank.ranks import plain_ranks, rank_blocks, ranks, sample_users, score_blocks, target_ranks
+from bachlib.serve.density import LeftOut, Query, brute_force
 
 
 def test_ranks_are_those_of_a_sort(world):
@@ -71,41 +72,72 @@ def test_fast_ranks_are_the_plain_ones_with_ties():
     np.testing.assert_array_equal(ranks(scores, targets), plain_ranks(scores, targets))
 
 
-@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
-@pytest.mark.parametrize("kappa", [0.0, 14.0, 35.0, 300.0, 30_000.0])
-def test_ranking_scores_rank_as_the_density_in_float64(kernel, kappa):
-    """Also where densities are too far apart for one scale, or all the same."""
-    rng = torch.Generator().manual_seed(1)
-    heads = normalize(torch.randn(30, 4, 16, generator=rng), dim=-1)
-    items = normalize(torch.randn(500, 16, generator=rng), dim=-1)
-    items[7] = -heads[3, 1]  # a cosine of −1
-    log_pi = torch.randn(30, 4, generator=rng).log_softmax(-1)
-    kappas = kappa * (0.5 + torch.rand(30, 4, generator=rng))
-    around = torch.stack([torch.randperm(500, generator=rng)[:10] for _ in range(30)])
-    found = scoring.ranking_scores(heads, items, log_pi, kappas, kernel, around)
-    exact = mixture.log_density(heads.double(), items.double(), log_pi.double(), kappas.double(), kernel)
-    if kappa == 0:
-        assert (found == found[:, :1]).all()
-        return
-    ours, theirs = plain_ranks(found, around), plain_ranks(exact, around)
-    assert (ours - theirs).abs().max() <= 1 and (ours != theirs).float().mean() < 0.02
-    own = found.gather(1, around)
-    assert (own > 0).all() == bool((found >= 0).all())  # densities, none of them lost; or logarithms
+@pytest.mark.parametrize("rule", [*KERNELS, "max over heads"])
+@pytest.mark.parametrize("kappa", [0.0, 0.3, 14.0, 300.0, 30_000.0])
+@pytest.mark.parametrize(("d", "k"), [(16, 4), (8, 1)])
+def test_counted_ranks_are_those_of_serving(rule, kappa, d, k):
+    """Against brute force in float64: with ties, cosines of ±1, items left out (also targets), weights far apart."""
+    rng, (B, n) = torch.Generator().manual_seed(d), (6, 1500)  # more items than a chunk has
+    heads = normalize(torch.randn(B, k, d, generator=rng), dim=-1)
+    items = normalize(torch.randn(n, d, generator=rng), dim=-1)
+    items[7], items[8], items[100:200] = -heads[3, 0], heads[2, 0], items[1300:1400]
+    kappas = kappa * (0.5 + torch.rand(B, k, generator=rng).double())
+    log_pi = torch.randn(B, k, generator=rng).log_softmax(-1).double()
+    weights = (np.zeros((B, k)), np.ones((B, k)))
+    if rule in KERNELS:
+        weights = ((log_pi + KERNELS[rule].log_normalizer(kappas, d)).numpy(), kappas.numpy())
+    targets = torch.stack([torch.randperm(n, generator=rng)[:10] for _ in range(B)]).numpy()
+    targets[3, 0], targets[2, 1], targets[:, 2], targets[:, 3] = 7, 8, 150, 1350
+    drawn = np.random.default_rng(0)
+    left = LeftOut.of([np.setdiff1d(drawn.choice(n, 60), targets[u] if u else []) for u in range(B)])
+    left = LeftOut.of([[*left.items[: left.starts[1]], targets[0, 4]], *np.split(left.items, left.starts[1:-1])[1:]])
+    found = counted_ranks(heads, items, *weights, rule, targets, *left)
+    order = brute_force(Query(heads.numpy(), *weights, rule), items.numpy(), n, left).found
+    for u in range(B):
+        there = order[u][order[u] < n]
+        where = np.empty(n, int)
+        where[np.concatenate([there, np.setdiff1d(np.arange(n), there)])] = np.arange(1, n + 1)
+        assert where[targets[u]].tolist() == found[u].tolist()
 
 
-def test_ranking_scores_of_targets_far_apart():
-    """A target opposite to the only head and one beside it: their densities are 2¹⁷⁰ apart, more than float32 holds."""
-    t = torch.tensor([1.0, 0.999, 0.997, 0.995, 0.99, 0.5, -1.0])
-    items = torch.stack([t, (1 - t**2).sqrt(), *[torch.zeros(7)] * 6], 1)[torch.tensor([4, 6, 3, 5, 2, 1, 0])]
-    heads, one = torch.eye(8)[None, :1], torch.ones(1, 1)
-    around = torch.tensor([[0, 1, 4]])  # of cosine 0.99, −1 and 0.997
-    found = scoring.ranking_scores(heads, items, 0 * one, 59 * one, KERNELS["von-mises-fisher"], around)
-    assert plain_ranks(found, around).tolist() == [[5, 7, 3]]
+@pytest.mark.parametrize(("power", "soft"), [(True, True), (False, True), (False, False)])
+def test_rough_densities_are_within_their_bound(power, soft):
+    """Every float32 cosine step of 1e-4 at κ from 0.1 to 300, against float64."""
+    t = np.linspace(-1, 1, 20_001, dtype=np.float32)[None]
+    for kappa in (0.1, 1.0, 14.0, 300.0):
+        exponent = np.log2(np.maximum(1 + t[0].astype(float), 2.0**-52)) if power else t[0] / np.log(2)
+        own = np.log(2) * kappa * (exponent.astype(float))[None] if soft else t.astype(float)
+        weight, rough = np.full((1, 1), -20.0), np.empty(t.shape[1], np.float32)
+        slope = np.float32([kappa if power else kappa / np.log(2)])
+        densities(t, 0, np.float32([-20.0]), slope, power, soft, rough)
+        lowest = np.full((1, 1), (20.0 + FLOOR) * np.log(2))
+        low, high = between(own, lowest, weight, np.full((1, 1), kappa), 8, power, soft)
+        inside = (rough >= low) & (rough <= high)
+        assert inside.all()
+        if soft:  # the bound need not be wide
+            fair = (rough > 1e-4) & (rough < 1e37)
+            share = rough[fair] / 2.0 ** (kappa * exponent - 20)[fair]
+            assert np.abs(share - 1).max(initial=0) < 1e-5 * max(kappa, 1)
 
 
-def test_ranking_scores_of_what_is_no_number_are_refused():
-    heads, items = torch.full((2, 3, 8), torch.nan), normalize(torch.randn(20, 8), dim=-1)
-    with pytest.raises(NotFinite):
-        scoring.ranking_scores(
-            heads, items, torch.zeros(2, 3), torch.ones(2, 3), KERNELS["power-spherical"], torch.zeros(2, 1).long()
-        )
+@pytest.mark.parametrize("name", ["p-bach", "all-multihead", "standard"])
+def test_ranks_without_scores_are_those_of_the_scores(world, name):
+    model, users = build(name, world, d=16, **({} if name == "standard" else {"k": 3})), np.arange(world.n_users)
+    for exclude in ("earlier", "history", "nothing"):
+        found = np.concatenate([found for _, found in rank_blocks(model, world, users, "test", exclude)])
+        blocks = list(score_blocks(model, world, users, "test", exclude))
+        plain = np.concatenate([plain_ranks(block.scores, block.targets) for block in blocks])
+        assert (found != plain).mean() < 2e-3 and np.abs(found - plain).max() <= 1  # scores are float32
+
+
+def test_a_score_of_ones_own_is_ranked_by(world):
+    class Reversed(TwoTower):
+        def score(self, history):
+            return torch.arange(self.n_items, 0.0, -1).expand(len(history), -1)
+
+    model = build("p-bach", world, 3, d=16)
+    model.__class__ = Reversed
+    found = target_ranks(model, world, np.arange(5), "test")
+    for u in range(5):
+        *earlier, targets = world.split(u)
+        assert found[u].tolist() == [1 + item - np.sum(np.concatenate(earlier) < item) for item in targets]

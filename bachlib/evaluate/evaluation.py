@@ -25,7 +25,7 @@ from bachlib.data.dataset import Dataset, Split
 from bachlib.files import read_json, short_hash, write_json, write_table
 from bachlib.model.methods import METHODS
 from bachlib.rank import metrics
-from bachlib.rank.ranks import Exclude, Users, ranks, sample_users, score_blocks
+from bachlib.rank.ranks import Exclude, Users, rank_blocks, sample_users, score_blocks
 from bachlib.train.run import Run
 
 Slates = Int[np.ndarray, "U K"]
@@ -141,11 +141,11 @@ def evaluate(
     users = sample_users(dataset, max_users, seed, cold)
     found, slates = [], []
     with tqdm(total=len(users), unit=" users", delay=2, leave=False, disable=True if quiet else None) as bar:
-        for block in score_blocks(model, dataset, users, split, exclude, only_targets=not slate):
-            found.append(ranks(block.scores, block.targets))
-            if slate:
-                slates.append(_first(block.scores, slate))
-            bar.update(len(block.users))
+        for block, of_block in rank_blocks(model, dataset, users, split, exclude):
+            found.append(of_block)
+            bar.update(len(block))
+        for block in score_blocks(model, dataset, users, split, exclude) if slate else ():
+            slates.append(_first(block.scores, slate))
     config, found = getattr(model, "config", None) or {}, np.concatenate(found)
     params = config.get("params", {})
     about = {"method": config.get("method", type(model).__name__), "k": getattr(model, "k", None)}

@@ -186,6 +186,6 @@ class MostPop(nn.Module):
 
     encode = loss = objective = items
 
-    def score(self, history: Tensor, user: Any = None, items: Any = None, around: Any = None) -> Tensor:
+    def score(self, history: Tensor, user: Any = None, items: Any = None) -> Tensor:
         """The counts (B, n_items), the same in every row."""
         return self.counts.expand(len(history), -1)

@@ -3,7 +3,7 @@
     eqs. 12–14   log_components, log_likelihood
     eqs. 17, 19  log_sigma, responsibilities: γ_n, blind to the negatives
     eq. 20       contrastive_posterior, kl_gap: KL(γ_n ‖ γ_n^con) = ℓ_n − ELBO_n
-    eqs. 15, 16, 21, 23  elbo_at, elbo, log_density
+    eqs. 15, 16, 21, 23  elbo_at, elbo, log_density; `scores` is the fast `log_density`
 
 With `ids`, other copies of a row's positive are left out of its sum. Every other item counts as often as it is among
 the candidates. `TwoTower.objective` says what the other reading of the candidate set C_n is worth.
@@ -13,6 +13,7 @@ the candidates. `TwoTower.objective` says what the other reading of the candidat
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -34,6 +35,7 @@ from bachlib.model.onepass import (
     log_beside,
     reconstruction,
     reconstruction_of_all,
+    rows_per_block,
 )
 from bachlib.model.sphere import Kernel, check_unit
 
@@ -112,6 +114,26 @@ def log_density(heads: Heads, items: Items, log_pi: PerHead, kappa: PerHead, ker
     _same_shape(log_pi=log_pi, kappa=kappa, heads=heads[..., 0])
     t = heads @ items.T  # (B, k, n)
     return (log_pi[..., None] + kernel.log_density(t, kappa[..., None], heads.shape[-1])).logsumexp(1)
+
+
+@torch.no_grad()
+def scores(heads: Heads, items: Items, log_pi: PerHead, kappa: PerHead, kernel: Kernel) -> Float[Tensor, "B C"]:
+    """`log_density` fast: in blocks that fit the processor's cache, in the type of the heads, no gradient.
+
+    Logarithms are to base 2, because exp2 is faster than exp.
+    """
+    (B, k, d), bit = heads.shape, math.log(2)
+    weight = ((log_pi + kernel.log_normalizer(kappa.double(), d)) / bit).to(heads)[..., None]  # (B, k, 1)
+    out, bits, rows = heads.new_empty(B, len(items)), (kappa / bit).to(heads)[..., None], heads.reshape(-1, d)
+    size = min(rows_per_block(B * k), len(items))
+    room = heads.new_empty(B * k * size)
+    for start in range(0, len(items), size):
+        some = items[start : start + size]
+        t = torch.mm(rows, some.T, out=room[: B * k * len(some)].view(B * k, -1)).view(B, k, -1)
+        t = kernel.log_omega_(t.clamp_(min=torch.finfo(t.dtype).eps - 1), bits).add_(weight)
+        top = t.amax(1, keepdim=True)
+        out[:, start : start + size] = t.sub_(top).exp2_().sum(1).log2_().add_(top[:, 0])
+    return out.mul_(bit)
 
 
 def plain_loss(

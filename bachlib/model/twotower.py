@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, normalize
 
 from bachlib import BachError
-from bachlib.model import mixture, routing, scoring
+from bachlib.model import mixture, routing
 from bachlib.model.onepass import Targets, each_once, in_full
 from bachlib.model.sphere import KERNELS
 from bachlib.model.towers import Codebook, KappaNet, PiTable
@@ -177,20 +177,14 @@ class TwoTower(nn.Module):
         history: History,
         user: Users = None,
         items: Rows = None,
-        around: Tensor | None = None,
         context: Context = None,
     ) -> Tensor:
-        """Serving scores (B, n_items) over the catalogue; `items` saves computing `model.items()` again.
-
-        With `around`, (B, m) items, the scores need only rank these correctly among all, faster for a mixture.
-        """
+        """Serving scores (B, n_items) over the catalogue; `items` saves computing `model.items()` again."""
         items = self.items() if items is None else items
         rows = self.item_tower.table if self.history == "frozen" else items
         heads, log_pi, kappa = self.encode(history, user, rows, context)
-        if self.kernel and around is not None:
-            return scoring.ranking_scores(heads, items, log_pi, kappa, self.kernel, self._ids(around))
         if self.kernel:  # mixture density (eq. 23)
-            return scoring.scores(heads, items, log_pi, kappa, self.kernel)
+            return mixture.scores(heads, items, log_pi, kappa, self.kernel)
         return torch.stack([heads[:, r] @ items.T for r in range(heads.shape[1])]).amax(0)  # max over heads (eq. 8)
 
     def loss(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -18,9 +19,10 @@ from torch.nn import Module
 
 from bachlib import BachError, NotFinite
 from bachlib.data.dataset import Dataset, Split
+from bachlib.model.twotower import TwoTower
 from bachlib.params import N_HIST
 
-BLOCK = 1 << 21  # scores at a time
+BLOCK, USERS = 1 << 21, 512  # scores at a time, and users whose scores are not kept
 Users = Int[np.ndarray, " U"]
 # items left out of the ranking: every earlier item of the user, only the history the encoder sees, or none
 Exclude = Literal["earlier", "history", "nothing"]
@@ -44,11 +46,9 @@ class Scored(NamedTuple):
 
 @torch.no_grad()
 def score_blocks(
-    model: Module, dataset: Dataset, users: Users, split: Split, exclude: Exclude = "earlier", only_targets: bool = True
+    model: Module, dataset: Dataset, users: Users, split: Split, exclude: Exclude = "earlier"
 ) -> Iterator[Scored]:
-    """Scores of the whole catalogue, a block of users at a time; `only_targets`: they only rank the targets, faster."""
-    if exclude not in Exclude.__args__:
-        raise BachError(f"exclude={exclude!r}: should be one of {', '.join(Exclude.__args__)}")
+    """Scores of the whole catalogue, a block of users at a time."""
     was_training, n_hist = model.training, getattr(model, "n_hist", N_HIST)
     model.eval()
     takes = inspect.signature(model.score).parameters  # a user's own model may take a history only
@@ -58,25 +58,80 @@ def score_blocks(
         for start in range(0, len(users), size):
             block = users[start : start + size]
             history, targets = dataset.history(block, split, n_hist), dataset.targets(block, split)
-            also = {"user": block, "items": items, "around": targets if only_targets else None}
-            also["context"] = dataset.context_for(model, block, split)
+            also = {"user": block, "items": items, "context": dataset.context_for(model, block, split)}
             scores = torch.as_tensor(model.score(history, **{name: also[name] for name in also if name in takes}))
             if scores.shape != (len(block), dataset.n_items):
                 wanted = f"(B, n_items) = {(len(block), dataset.n_items)}"
                 raise BachError(f"score should return {wanted} numbers for this data set; got {tuple(scores.shape)}")
             if bool(scores.sum().isnan()):  # comparisons with NaN are false: every target would rank first
                 raise NotFinite("the model's scores are NaN: its weights have diverged")
-            scores = scores.clone() if items is None else scores
-            if exclude != "nothing":
-                scores[dataset.earlier(block, split, n_hist if exclude == "history" else None)] = -torch.inf
+            scores = scores.clone()  # they may be expanded or belong to the model
+            scores[_excluded(dataset, block, split, exclude, n_hist)] = -torch.inf
             yield Scored(block, scores, torch.as_tensor(targets, device=scores.device))
     finally:
         model.train(was_training)
 
 
+def _excluded(
+    dataset: Dataset, users: Users, split: Split, exclude: Exclude, n_hist: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """(row in `users`, item) of what is left out of the ranking."""
+    if exclude not in Exclude.__args__:
+        raise BachError(f"exclude={exclude!r}: should be one of {', '.join(Exclude.__args__)}")
+    return dataset.earlier(users, split, {"earlier": None, "history": n_hist, "nothing": 0}[exclude])
+
+
 def target_ranks(model: Module, dataset: Dataset, users: Users, split: Split) -> Int[np.ndarray, "U 10"]:
     """The rank (from 1) of each held-out item of each user under `model.score`."""
-    return np.concatenate([ranks(block.scores, block.targets) for block in score_blocks(model, dataset, users, split)])
+    return np.concatenate([found for _, found in rank_blocks(model, dataset, users, split)])
+
+
+def rank_blocks(
+    model: Module, dataset: Dataset, users: Users, split: Split, exclude: Exclude = "earlier"
+) -> Iterator[tuple[Users, Int[np.ndarray, "B 10"]]]:
+    """(users, ranks of their held-out items), a block of users at a time.
+
+    A two-tower model on the CPU needs no scores: `counting` ranks by those that serving computes in float64. The scores
+    of a model of one's own are compared as they are.
+    """
+    if not (getattr(model.score, "__func__", None) is TwoTower.score and str(model.device) == "cpu"):
+        for block in score_blocks(model, dataset, users, split, exclude):
+            yield block.users, ranks(block.scores, block.targets)
+        return
+    counting, was_training = import_module("bachlib.rank.counting"), model.training  # numba is imported late
+    model.eval()
+    try:
+        with torch.no_grad():
+            items = model.items()
+            rows = model.item_tower.table if model.history == "frozen" else items
+            for block in np.array_split(users, range(USERS, len(users), USERS)):
+                at = (
+                    dataset.history(block, split, model.n_hist),
+                    block,
+                    rows,
+                    dataset.context_for(model, block, split),
+                )
+                heads, log_pi, kappa = model.encode(*at)
+                if not bool(heads.isfinite().all() & log_pi.isfinite().all() & items.isfinite().all()):
+                    raise NotFinite("the model's vectors are not finite: its weights have diverged")
+                rule, log_weight, kappa = "max over heads", torch.zeros_like(log_pi), kappa.double()
+                if model.kernel:
+                    rule, log_weight = model.kernel.name, log_pi + model.kernel.log_normalizer(kappa, heads.shape[-1])
+                else:
+                    kappa = torch.ones_like(kappa)
+                row, item = _excluded(dataset, block, split, exclude, model.n_hist)
+                key = np.sort(row * dataset.n_items + item)
+                starts = np.searchsorted(key, np.arange(len(block) + 1) * dataset.n_items)
+                weights = (x.double().numpy() for x in (log_weight, kappa))
+                targets = dataset.targets(block, split)
+                yield (
+                    block,
+                    counting.counted_ranks(
+                        heads.contiguous(), items, *weights, rule, targets, key % dataset.n_items, starts
+                    ),
+                )
+    finally:
+        model.train(was_training)
 
 
 def ranks(scores: Float[Tensor, "B n"], targets: Int[Tensor, "B m"]) -> Int[np.ndarray, "B m"]:
