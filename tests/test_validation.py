@@ -91,7 +91,7 @@ def test_counted_ranks_are_those_of_serving(rule, kappa, d, k):
     drawn = np.random.default_rng(0)
     left = LeftOut.of([np.setdiff1d(drawn.choice(n, 60), targets[u] if u else []) for u in range(B)])
     left = LeftOut.of([[*left.items[: left.starts[1]], targets[0, 4]], *np.split(left.items, left.starts[1:-1])[1:]])
-    found = counted_ranks(heads, items, *weights, rule, targets, *left)
+    found = counted_ranks(heads, items, *weights, rule, targets, left.items, left.starts)
     order = brute_force(Query(heads.numpy(), *weights, rule), items.numpy(), n, left).found
     for u in range(B):
         there = order[u][order[u] < n]
