@@ -261,9 +261,10 @@ alone = f"seed {seed}"  # from here on one training of each method
 plots.noted(plots.head_usage(histories), alone)
 
 # %% [markdown] tags=["lesson"]
-# **What you should see.** p-BACH uses more heads than both hard methods. The number depends on the seed: over four
-# seeds pos-multihead ended with 1.0 to 4.2 of 8, all-multihead with 2.9 to 5.4, p-BACH with 3.5 to 7.7. A head in use
-# is not yet a useful head: in section 5 one vector was equally good. → [`04_train`](04_train.ipynb)
+# **What you should see.** Here p-BACH uses more heads than both hard methods. The number depends on the seed: over four
+# seeds pos-multihead ended with 1.0 to 3.1 of 8, all-multihead with 2.2 to 5.7, p-BACH with 3.5 to 7.9. (With one seed
+# all-multihead used as many as p-BACH.) A head in use is not yet a useful head: in section 5 one vector was equally
+# good. → [`04_train`](04_train.ipynb)
 
 # %% [markdown]
 # ## 7 · One user
@@ -453,9 +454,9 @@ f"{(behind == 1).mean():.0%} of the users have a slate of twelve that comes from
 #
 # <details><summary>Answer</summary>
 #
-# R@50 of p-BACH and all-multihead with seed 0: 0.118 and 0.101, with 1: 0.114 and 0.124, with 2: 0.126 and 0.112, with
-# 3: 0.094 and 0.095. The means are 0.113 and 0.108, and two trainings of one method differ by up to 0.03. So no
-# conclusion is possible. (On another machine, which rounds differently, all-multihead with seed 1 had 0.130.)
+# R@50 of p-BACH and all-multihead with seed 0: 0.119 and 0.100, with 1: 0.115 and 0.124, with 2: 0.124 and 0.107, with
+# 3: 0.097 and 0.101. The means are 0.114 and 0.108, and two trainings of one method differ by up to 0.03. So no
+# conclusion is possible.
 # </details>
 
 # %% tags=["nbval-ignore-output"]

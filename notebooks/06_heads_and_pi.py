@@ -381,7 +381,7 @@ sliders(runs["personal"], dataset, users=3)
 #
 # <details><summary>Answer</summary>
 #
-# *Covered* falls from 0.57 to 0.30, below the 0.44 of eight personal heads. Compare at equal $k$: *covered* takes the
+# *Covered* falls from 0.57 to 0.31, below the 0.44 of eight personal heads. Compare at equal $k$: *covered* takes the
 # best of all heads, so more heads tend to look better.
 # </details>
 #
