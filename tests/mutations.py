@@ -220,7 +220,7 @@ MUTATIONS = [
       "np.greater(value[: item + 1]", "test_validation.py"),
     M("ties by the higher number", "rank/ranks.py", "(number < targets[:, j, None])", "(number > targets[:, j, None])",
       "test_validation.py"),
-    M("only the history excluded at evaluation", "rank/ranks.py", 'n_hist if exclude == "history" else None', "n_hist",
+    M("only the history excluded at evaluation", "rank/ranks.py", '{"earlier": None,', '{"earlier": n_hist,',
       "test_evaluate.py::test_every_method_against_sorting"),
     M("recall: rank K is out", "rank/metrics.py", "(ranks > 0) & (ranks <= k)).sum(1) / (ranks",
       "(ranks > 0) & (ranks < k)).sum(1) / (ranks", "test_metrics.py"),

@@ -1,4 +1,4 @@
-"""Ranks of items under the mixture density (eq. 23) or the best head (eq. 8), counted in a compiled loop.
+"""Ranks of items under the mixture density (eq. 23) or the max over heads (eq. 8), counted in a compiled loop.
 
 A rank is one plus the number of items with a higher score, so scores need not be kept, and most need not be exact. The
 cosines of a block are one float32 matrix product. Their densities follow from short polynomials, with a bound on the
