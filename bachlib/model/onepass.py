@@ -151,8 +151,8 @@ class Targets(NamedTuple):
         log p_r(m | u_n) = s_rm − log(Z_nr + Σ_{m' ≠ m} c_nm' exp(s_rm') + exp(s_rm)),        s_rm = ⟨u_r, v_m⟩ / τ.
 
     Z_nr is the sum over the candidates that are no target of the row, without the item that the row drew itself. c_nm'
-    counts target m' among the candidates, again without the row's own draw. That is the softmax p_r of eq. 12 for the step
-    that draws m in this row and nothing else in the others. No term is subtracted, so no accuracy is lost.
+    counts target m' among the candidates, again without the row's own draw. This is p_r, the softmax of eq. 12, in
+    the step that draws m in this row and nothing else in the others. No term is subtracted, so no accuracy is lost.
     """
 
     ids: Ids  # the item of each candidate
