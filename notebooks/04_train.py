@@ -48,7 +48,7 @@ import pandas as pd
 import torch
 from torch import nn
 
-from bachlib.data import Windows
+from bachlib.data.windows import Windows
 from bachlib.evaluate import diagnostics, evaluate, meaning
 from bachlib.experiment.stages import prepared, run_name, settings, trained
 from bachlib.files import output_dir, record
@@ -400,7 +400,7 @@ assert all(torch.equal(weights, whole[name]) for name, weights in resumed.items(
 #
 # where $c_{m'}$ counts how often target $m'$ is among the other candidates. $\gamma$, prior and entropy are computed
 # for each target. We check the loss against plain steps, one for each row and target. Then we take a trained model and
-# compute the gradients of 24 steps in both ways, with the same windows and negatives. Their variance is the sum over
+# compute the gradients of some steps in both ways, with the same windows and negatives. Their variance is the sum over
 # all weights:
 
 # %%

@@ -279,10 +279,10 @@ ece = {name: made.ece for name, made in checked.items()}
 plots.calibration_curves({name: made.bins for name, made in checked.items()}, ece, "π<sub>u</sub>")
 
 # %% [markdown]
-# **What you should see.** Dots near the diagonal if $\pi_u$ is calibrated. But this test is weak: $\gamma \propto
-# \pi_u\sigma$ follows any $\pi_u$, so an even $\pi$ without information would look perfect. We use two controls. The
-# first is another user's $\pi_u$, which is as confident but wrong. The second is the likelihood of the held-out items
-# (eq. 14), compared with one $\pi$ for all users.
+# **What you should see.** Dots near the diagonal if $\pi_u$ is calibrated. But this test is weak:
+# $\gamma \propto \pi_u\sigma$ follows any $\pi_u$, so an even $\pi$ without information would look perfect. We use two
+# controls. The first is another user's $\pi_u$, which is as confident but wrong. The second is the likelihood of the
+# held-out items (eq. 14), compared with one $\pi$ for all users.
 
 # %%
 rng = np.random.default_rng(seed)

@@ -108,14 +108,14 @@ def test_numbers_come_with_intervals(mine, runs):
 
 def test_table_and_curves_show_the_same_trainings(mine):
     """The seeds of a method are one row and one curve, and the page says that the rest is one training."""
-    found = [trained(mine, "standard", 1, name=f"pair/{seed}", seed=seed) for seed in (0, 1)]
+    found = [trained(mine, "standard", 1, name=f"seeds/{seed}", seed=seed) for seed in (0, 1)]
     lead, table, drawn = Portrait(found[0].folder).numbers()
     saved = [Evaluation.load(run.folder) for run in found]
     assert table.numbers["seeds"].tolist() == [2] * 5 and "All other sections show this run alone" in lead.data
     both = np.mean([(e.ranks <= 50).mean() for e in saved])
     assert len(drawn.data) == 1 and f"{both:.1%} of the held-out" in drawn.layout.title.text
     assert both != (saved[0].ranks <= 50).mean(), "else this test could not fail"
-    gru = trained(mine, "standard", 1, name="pair/2")
+    gru = trained(mine, "standard", 1, name="seeds/2")
     own = evaluate(build("standard", mine, 1, **SMALL, name="mine"), mine, quiet=True)
     own.save(gru.folder.parent / "3")
     rows = Portrait(found[0].folder).numbers()[1].numbers["method"].unique()
