@@ -418,7 +418,7 @@ def test_100_000_requests_from_several_threads(world, histories):
     wanted |= {("history", u): retriever.retrieve(histories[u], 5) for u in range(30)}
 
     def ask(n: int) -> bool:
-        kind, u = ("history" if n % 8 == 0 else "pi"), n // 8 % 30
+        kind, u = ("history" if n % 31 == 0 else "pi"), n // 31 % 30  # 31: all four threads have both kinds
         slate = retriever.retrieve(histories[u], 5) if kind == "history" else retriever.retrieve([[]], 5, pi=by_pi[u])
         other = wanted[kind, u]
         return bool(
