@@ -48,7 +48,6 @@ import pandas as pd
 import torch
 from torch import nn
 
-from bachlib.data.windows import Windows
 from bachlib.evaluate import diagnostics, evaluate, meaning
 from bachlib.experiment.stages import prepared, run_name, settings, trained
 from bachlib.files import output_dir, record
@@ -406,7 +405,7 @@ assert all(torch.equal(weights, whole[name]) for name, weights in resumed.items(
 # %%
 model, gradients = first["p-bach"].model, {"one": [], "all": []}
 torch.manual_seed(seed)
-for batch, _ in zip(Windows(dataset, batch_size, seed, p.n_hist, following=True), range(24), strict=False):
+for batch, _ in zip(loop.Windows(dataset, batch_size, seed, p.n_hist, following=True), range(24), strict=False):
     history, positive, following = map(torch.from_numpy, (batch.history, batch.positive, batch.following))
     negatives = torch.randint(dataset.n_items, (n_negatives,))
     for name, targets in (("one", None), ("all", following)):
