@@ -215,7 +215,7 @@ MUTATIONS = [
     M("densities trusted beyond float32", "rank/counting.py", "np.where(bits < CEILING, at",
       "np.where(bits < np.inf, at", "test_validation.py::test_counted_ranks_are_those_of_serving"),
     M("the error of small densities forgotten", "rank/counting.py", "apart = 1.1 *", "apart = 0.0 *",
-      "test_validation.py::test_rough_densities_are_within_their_bound"),
+      "test_validation.py::test_counted_ranks_are_those_of_serving"),
     M("rough densities instead of scores", "rank/counting.py", "at * np.exp(-share) - apart",
       "at * np.exp(share) + apart",
       "test_validation.py::test_counted_ranks_are_those_of_serving"),
