@@ -429,7 +429,9 @@ def test_evaluation_and_pictures_read_the_users_context(requests):
     assert session.user is None and session.context.tolist() == requests.context_of([8], "test").tolist()
     shown = sliders(model, requests, users=1).data["users"][0]
     u = int(shown["name"].split()[1].rstrip(":"))
-    pi = model.encode(requests.sequence(u)[None, :-N_TEST], context=requests.context_of([u], "test")).log_pi.exp()
+    pi = model.encode(
+        np.array(requests.sequence(u)[None, :-N_TEST]), context=requests.context_of([u], "test")
+    ).log_pi.exp()
     np.testing.assert_allclose(shown["pi"], pi[0].detach(), atol=1e-5)
     with pytest.raises(BachError, match="mine reads a context: give the data set of the training"):
         Session({"mine": model}, Dataset.load(requests.folder))
