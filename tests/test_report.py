@@ -21,6 +21,7 @@ from bachlib.show.people import people
 from bachlib.show.plots import style
 from bachlib.show.portrait import Portrait, settings
 from bachlib.show.steering import packed
+from bachlib.train import fit
 from bachlib.train.run import find_run
 
 SECTIONS = (
@@ -115,9 +116,10 @@ def test_table_and_curves_show_the_same_trainings(mine):
     both = np.mean([(e.ranks <= 50).mean() for e in saved])
     assert len(drawn.data) == 1 and f"{both:.1%} of the held-out" in drawn.layout.title.text
     assert both != (saved[0].ranks <= 50).mean(), "else this test could not fail"
-    gru = trained(mine, "standard", 1, name="seeds/2")
-    own = evaluate(build("standard", mine, 1, **SMALL, name="mine"), mine, quiet=True)
-    own.save(gru.folder.parent / "3")
+    again = trained(mine, "standard", 1, name="seeds/2")
+    called = fit(build("standard", mine, 1, **SMALL, name="mine"), mine, again.about["identity"]["train"]
+                 | again.about["limits"], again.folder.parent / "3", quiet=True)  # fmt: skip
+    evaluate(called, mine, quiet=True).save(called.folder)
     rows = Portrait(found[0].folder).numbers()[1].numbers["method"].unique()
     assert list(rows) == ["standard", "mine"], "the training of seed 0 once, and the model with a name"
 
