@@ -1,11 +1,13 @@
 """Tests and the notebooks they execute write into a folder of their own, never into outputs/."""
 
+import json
 import os
 import tempfile
 from pathlib import Path
 
 import hypothesis
 import pytest
+from records import not_on_record
 
 _scratch = tempfile.TemporaryDirectory(prefix="bach-tests-")
 os.environ["BACH_OUTPUT_DIR"] = _scratch.name
@@ -31,6 +33,24 @@ class Outputs:
     def pytest_runtest_setup(self, item):
         of_notebooks = item.path.suffix == ".ipynb"
         os.environ["BACH_OUTPUT_DIR"] = os.environ["BACH_TEST_NOTEBOOKS"] if of_notebooks else _scratch.name
+        os.environ.pop("BACH_RUN_DIR", None)
+        if of_notebooks:
+            os.environ["BACH_RUN_DIR"] = str(recorded(item))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item):
+        """nbval executes the cell; the numbers that a notebook records are those of `quickstart.json`, to rounding."""
+        result = yield
+        if item.path.suffix == ".ipynb" and item.cell.source.startswith("record("):
+            name = item.path.stem
+            wrong = not_on_record(name, json.loads((recorded(item) / "metrics.json").read_text())[name])
+            assert not wrong, "\n".join(wrong)
+        return result
+
+
+def recorded(item) -> Path:
+    """Where the notebook keeps its numbers, as under `bach run`."""
+    return Path(os.environ["BACH_TEST_NOTEBOOKS"], "recorded", item.path.stem)
 
 
 def pytest_configure(config):
