@@ -21,6 +21,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 IN_THE_CLONE = {
     "run": ("lab", "papermill", "plotly"),
     "sweep": ("sweep", "distributed", "papermill"),
+    "publish": ("lab", "papermill"),
     "report": ("lab", "papermill", "plotly"),
     "sync": ("lab", "jupytext", "papermill"),
     "figures": ("lab", "plotly", "kaleido"),
@@ -139,6 +140,22 @@ def sweep(
         typer.secho("\n".join([f"{len(failed)} failed:", *failed]), fg="red", err=True)
         raise typer.Exit(1)
     typer.echo(f"bach report {chosen.folder.name} makes the tables of them")
+
+
+@app.command()
+def publish(
+    sweep: Annotated[Path, Argument(help="a file of params/sweeps, its name, or a folder in outputs/sweeps")],
+    base: Annotated[list[str] | None, Option(help="instead of the file's, e.g. --base ml1m --base letter")] = None,
+    set_: Annotated[list[str] | None, SET] = None,
+) -> None:
+    """Copy the records of a sweep's finished points to outputs/published, which is under version control."""
+    from bachlib.experiment.published import publish as publish_records
+    from bachlib.experiment.settings import given
+    from bachlib.experiment.sweep import read_sweep
+
+    chosen = read_sweep(sweep, base=base, more=given(set_ or []))
+    folders = publish_records(chosen)
+    typer.echo(f"{len(folders)} of {len(chosen.points)} records are published → {folders[0].parent}")
 
 
 @app.command()

@@ -169,7 +169,7 @@ for M in (25, 50, 100, 200, 400, 800, 1600):
 by_M = pd.DataFrame(rows)
 covered = [(w.found == best.found).all() for w, (best, lists) in zip(wanted, made, strict=True) if lists.enough[0]]
 assert all(covered), "slates that the bound covers should be exact"
-plots.noted(plots.recall_and_cost(by_M, scan_ms), f"generated catalogue, {n_large:,} items")
+plots.noted(plots.recall_and_cost(by_M, scan_ms), f"{n_large:,} items")
 
 # %% [markdown] tags=["lesson"]
 # **What you should see.** In this world lists of K = 100 find the whole slate. To *prove* it takes longer lists. At
@@ -242,7 +242,7 @@ profiles = np.stack([rng.dirichlet(np.full(64, a)) for a in np.geomspace(0.01, 1
 best, looked = codebook.top_k(arrays, profiles, K, LeftOut.of([[]] * 80), "power-spherical")
 assert (best.found[0] == brute_force(best.query[:1], items, K, nobody).found[0]).all()
 spread = np.exp(-(profiles * np.log(np.maximum(profiles, 1e-30))).sum(1))
-plots.noted(plots.rows_looked_at(spread, looked / n_large), f"generated catalogue, {n_large:,} items")
+plots.noted(plots.rows_looked_at(spread, looked / n_large), f"{n_large:,} items")
 
 # %% [markdown]
 # **What you should see.** If $\pi_u$ is on a few prototypes, a few per cent of the rows are enough to prove the slate.

@@ -10,7 +10,7 @@ from bachlib import BachError
 from bachlib.evaluate import Evaluation, paper
 from bachlib.evaluate.statistics import paired_bootstrap, sign_flips
 from bachlib.evaluate.tables import main_table, matched
-from bachlib.experiment import estimate
+from bachlib.experiment import estimate, published
 from bachlib.experiment.notebooks import STATUS
 from bachlib.experiment.report import report_sweep
 from bachlib.experiment.stages import data_name
@@ -247,6 +247,31 @@ def test_results_of_other_data_or_other_users_do_not_count(sweep):
     meta.write_text(text.replace(read_json(meta)["content_hash"], "0" * 64))
     assert state(point).status == "missing", "the log has changed since"
     meta.write_text(text)
+
+
+def test_a_published_record_counts_as_done_on_another_machine(sweep, tmp_path, monkeypatch):
+    monkeypatch.setattr(published, "project_root", lambda: tmp_path)
+    points = read_sweep(sweep).points
+    table, found = results(points)
+    folders = published.publish(read_sweep(sweep))
+    assert folders[0].parent == tmp_path / "outputs" / "published" / "partly"
+    assert {folder.name for folder in folders} == set(found) and len(found) == 2
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < 2 * 60_000
+    monkeypatch.setenv("BACH_OUTPUT_DIR", str(tmp_path / "another"))
+    there, read = results(points)
+    assert (there["status"] == "done").sum() == 2 and set(read) == set(found)
+    for name, evaluation in read.items():
+        pd.testing.assert_frame_equal(evaluation.per_user, found[name].per_user)
+        assert (evaluation.ranks == found[name].ranks).all() and evaluation.protocol == found[name].protocol
+        assert there.loc[name, "AUPRC"] == table.loc[name, "AUPRC"]
+        assert there.loc[name, "seconds"] == table.loc[name, "seconds"]
+    point = next(point for point in points if point.name in found)
+    for more, status in (({"max_eval": 5}, "missing"), ({"patience": 3}, "missing"), ({}, "done")):
+        assert state(point._replace(p=point.p.model_copy(update=more))).status == status, more
+    write_text(output_dir("data", data_name(point.p), "meta.json"), '{"content_hash": "of other data"}')
+    assert state(point).status == "missing"
+    with pytest.raises(BachError, match="no point of partly is done here: bach sweep partly runs them"):
+        published.publish(read_sweep(sweep))
 
 
 def test_a_training_of_a_notebook_is_no_obstacle_to_an_estimate(sweep):

@@ -72,12 +72,16 @@ class Evaluation:
         other = {part: value for part, value in (self.about.get("row") or usual).items() if value != usual.get(part)}
         return other | {part: known.split()[0] for part, known in self.about.get("own", {}).items()}
 
-    def save(self, folder: str | Path) -> Path:
-        """Write evaluation-<split>.parquet and .json into a run folder; `Evaluation.load` reads them."""
+    def save(self, folder: str | Path, *, only_ranks: bool = False) -> Path:
+        """Write evaluation-<split>.parquet and .json into a run folder; `Evaluation.load` reads them.
+
+        `only_ranks`: a small file, from which the metrics of ranks are computed again.
+        """
         stem = Path(folder) / f"evaluation-{self.protocol['split']}"
-        numbers = {"rank_": self.ranks} | ({} if self.slates is None else {"slate_": self.slates})
+        numbers = {"rank_": self.ranks.astype(np.int32)}
+        numbers |= {} if self.slates is None or only_ranks else {"slate_": self.slates}
         parts = [pd.DataFrame(of, self.per_user.index).add_prefix(name) for name, of in numbers.items()]
-        write_table(stem.with_suffix(".parquet"), pd.concat([self.per_user, *parts], axis=1))
+        write_table(stem.with_suffix(".parquet"), pd.concat([*([] if only_ranks else [self.per_user]), *parts], axis=1))
         told = {"means": self.means, "protocol": self.protocol, "about": self.about}
         write_json(stem.with_suffix(".json"), told)
         return stem.with_suffix(".json")
@@ -97,6 +101,8 @@ class Evaluation:
             raise BachError(f"{stem}.* is damaged ({error}); run bach evaluate {folder} to write it again") from None
         order, slates = (table.filter(regex=f"^{part}_") for part in ("rank", "slate"))
         per_user = table.drop(columns=[*order, *slates])
+        if per_user.empty:  # only its ranks were kept
+            per_user = accuracy(order.to_numpy(), table.index)
         told["means"] = {name: told["means"][name] for name in dict.fromkeys([*per_user, *told["means"]])}
         return cls(per_user, **told, ranks=order.to_numpy(), slates=slates.to_numpy() if len(slates.columns) else None)
 
@@ -150,7 +156,7 @@ def evaluate(
     params = config.get("params", {})
     about = {"method": config.get("method", type(model).__name__), "k": getattr(model, "k", None)}
     about |= {"seed": params.get("seed"), "model": params, **_parts(config), **of_run}
-    per_user = pd.DataFrame({name: of(found) for name, of in ACCURACY.items()}, pd.Index(users, name="user"))
+    per_user = accuracy(found, pd.Index(users, name="user"))
     protocol = {
         "data": dataset.folder.name,
         "content_hash": dataset.meta["content_hash"],
@@ -165,6 +171,11 @@ def evaluate(
         per_user = per_user.join(slate_table(slates, found, dataset, users, split))
         covered[f"coverage@{slate}"] = metrics.coverage(slates, dataset.n_items)
     return Evaluation(per_user, per_user.mean().to_dict() | covered, found, protocol, about, slates)
+
+
+def accuracy(ranks: Targets, users: pd.Index) -> pd.DataFrame:
+    """The metrics of ranks, a row per user."""
+    return pd.DataFrame({name: of(ranks) for name, of in ACCURACY.items()}, users)
 
 
 def slate_table(slates: Slates, ranks: Targets, dataset: Dataset, users: Users, split: Split) -> pd.DataFrame:

@@ -8,7 +8,7 @@
       k: [8, 16, 32]
 
 Points with the same training are merged: a method with one vector is not trained again for each k, and a point that
-another sweep has finished is not run again.
+another sweep has finished, or whose record is published, is not run again.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from pydantic import Field
 from bachlib import BachError
 from bachlib.evaluate import Evaluation
 from bachlib.experiment.notebooks import METRICS, STATUS, environment, folder_of, keys, stages
+from bachlib.experiment.published import published
 from bachlib.experiment.settings import (
     SINGLE,
     Experiment,
@@ -95,6 +96,9 @@ class Point(NamedTuple):
     @property
     def folder(self) -> Path:
         return folder_of(self.p)
+
+    def is_done_here(self) -> bool:
+        return _state_here(self).status == "done"
 
 
 class Sweep(NamedTuple):
@@ -218,27 +222,50 @@ class State(NamedTuple):
 
 
 def state(point: Point) -> State:
-    """The state of a point, from its folder. This is the one meaning of *done*: the record of these cells, parameters,
-    log and code is there, with the evaluation behind it, made from the data as it is now."""
+    """The state of a point. This is the one meaning of *done*: the record of these cells, parameters, log and code is
+    in its folder, with the evaluation behind it, made from the data as it is now; or its record is published."""
+    now = _state_here(point)
+    if now.status not in ("done", "running") and (folder := _published(point)):
+        return State("done", read_json(folder / STATUS)["notebooks"][SINGLE]["seconds"])
+    return now
+
+
+def _state_here(point: Point) -> State:
     noted = read_json(point.folder / STATUS)
     stage = noted.get("notebooks", {}).get(SINGLE, {})
     if noted.get("status") == "done":
-        valid = stage.get("key") == keys(point.p)[SINGLE] and record_of(point) and _is_of_this_data(point)
+        key = stage.get("key") == keys(point.p)[SINGLE]
+        valid = key and record_in(point.folder) and _is_of_this_data(point.p, point.folder)
         return State("done", stage["seconds"]) if valid else State("missing")
     if noted.get("status") == "running" and not in_progress(point.folder / STATUS):  # its process was killed
         return State("stopped")
     return State(noted.get("status", "missing"), None, noted.get("error"))
 
 
-def _is_of_this_data(point: Point) -> bool:
-    path = point.folder / "evaluation-test.json"
-    known = read_json(path).get("protocol", {}).get("content_hash")
-    data = read_json(output_dir("data", data_name(point.p), "meta.json")).get("content_hash")
-    return path.exists() and (known is None or data is None or known == data)  # None: damaged, which loading reports
+def _published(point: Point) -> Path | None:
+    folder = published(point)
+    return folder if folder and _is_of_this_data(point.p, folder) else None
 
 
 def record_of(point: Point) -> dict[str, Any]:
-    return read_json(point.folder / METRICS).get(SINGLE, {})
+    """The numbers of a point that is done."""
+    return record_in(results_of(point))
+
+
+def results_of(point: Point) -> Path:
+    """The folder with the results of a point that is done: its own, or its published record."""
+    return point.folder if point.is_done_here() else _published(point) or point.folder
+
+
+def _is_of_this_data(p: Experiment, folder: Path) -> bool:
+    path = folder / "evaluation-test.json"
+    known = read_json(path).get("protocol", {}).get("content_hash")
+    data = read_json(output_dir("data", data_name(p), "meta.json")).get("content_hash")
+    return path.exists() and (known is None or data is None or known == data)  # None: damaged, which loading reports
+
+
+def record_in(folder: Path) -> dict[str, Any]:
+    return read_json(folder / METRICS).get(SINGLE, {})
 
 
 def run_here(point: Point) -> None:
@@ -266,7 +293,7 @@ def results(points: Sequence[Point]) -> tuple[pd.DataFrame, dict[str, Evaluation
         now = state(point)
         try:
             if now.status == "done":
-                found[point.name] = Evaluation.load(point.folder)
+                found[point.name] = Evaluation.load(results_of(point))
         except BachError as damaged:
             now = State("failed", None, str(damaged))
         log = f"runs/{point.name}/{LOG}" if (point.folder / LOG).exists() else None
