@@ -275,7 +275,12 @@ def test_a_published_record_counts_as_done_on_another_machine(sweep, tmp_path, m
 
 
 def test_a_training_of_a_notebook_is_no_obstacle_to_an_estimate(sweep):
-    assert all(10 <= estimate.seconds(point.p) < 60 for point in read_sweep(sweep).points)
+    points = read_sweep(sweep).points
+    assert all(10 <= estimate.seconds(point.p) < 60 for point in points)
+    one, every = (points[0].p.model_copy(update={"method": "mind", "targets": targets}) for targets in ("one", "all"))
+    assert estimate.seconds(every) - 10 == pytest.approx(1.4 * (estimate.seconds(one) - 10), rel=0.3), (
+        "the clock's noise"
+    )
 
 
 def test_a_run_that_was_killed_is_not_running(sweep):
