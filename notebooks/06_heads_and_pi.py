@@ -48,7 +48,7 @@ from scipy.cluster.vq import kmeans2
 from scipy.spatial.distance import cdist
 from scipy.stats import spearmanr
 
-from bachlib.evaluate import diagnostics, meaning
+from bachlib.evaluate import answers, diagnostics, meaning
 from bachlib.experiment.stages import prepared, settings, trained
 from bachlib.files import record
 from bachlib.serve import Retriever
@@ -285,18 +285,7 @@ plots.calibration_curves({name: made.bins for name, made in checked.items()}, ec
 # held-out items (eq. 14), compared with one $\pi$ for all users.
 
 # %%
-rng = np.random.default_rng(seed)
-swapped = {name: of._replace(log_pi=of.log_pi[rng.permutation(len(users))]) for name, of in held.items()}
-the_same = {name: of._replace(log_pi=of.log_pi.exp().mean(0).log().expand_as(of.log_pi)) for name, of in held.items()}
-controls = pd.DataFrame(
-    {
-        "error": ece,
-        "error with another user's π": {name: diagnostics.pi_calibration(of).ece for name, of in swapped.items()},
-        "nats that π_u is worth": {
-            name: float((held[name].log_likelihood - the_same[name].log_likelihood).mean()) for name in held
-        },
-    }
-)
+controls = answers.calibration_controls(held, seed)
 controls.round(3)
 
 # %% [markdown] tags=["lesson"]
