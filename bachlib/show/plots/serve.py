@@ -60,6 +60,23 @@ def rows_looked_at(heads: Float[np.ndarray, " U"], share: Float[np.ndarray, " U"
     return figure.update_layout(title=title)
 
 
+def recall_by_budget(table: pd.DataFrame, metric: str) -> go.Figure:
+    """Recall against the length of a codebook's lists, a line per number of prototypes that a request looks at.
+
+    Columns: L, heads kept, `metric`.
+    """
+    figure = go.Figure()
+    for n, (heads, rows) in enumerate(table.groupby("heads kept")):
+        line = {"color": colour(n), "width": 2.5}
+        figure.add_scatter(x=rows["L"], y=rows[metric], name=f"{heads} prototypes", mode="lines+markers", line=line)
+    most = table["heads kept"].max()
+    rows = table[table["heads kept"] == most]
+    enough = rows[rows[metric] >= 0.99 * rows[metric].max()]["L"].min()
+    text = f"With all {most} prototypes lists of {enough} give 99% of their best {metric}"
+    figure.update_xaxes(title="items per list L", type="log", tickvals=sorted(set(table["L"])))
+    return figure.update_yaxes(title=metric, rangemode="tozero").update_layout(title=text)
+
+
 def pareto(table: pd.DataFrame, metric: str) -> go.Figure:
     """Accuracy against the time of a request; the line joins what nothing else beats. Columns: name, ms, value."""
     rows = table.sort_values("ms")
