@@ -135,18 +135,39 @@ def gradients(function, c, names):
     return value, torch.autograd.grad(value, list(inputs.values()))
 
 
-def plain_pos_multihead(heads, items, positive, tau, ids):
+def plain_pos_multihead(heads, items, positive, tau, ids, weights=None):
     """eq. 9 written down."""
-    log_p = mixture.log_components(heads, items, positive, tau, ids)
+    log_p = mixture.log_components(heads, items, positive, tau, ids, weights)
     return -log_p.gather(1, routing.routed_head(heads, items, positive)[:, None]).mean()
 
 
-def plain_all_multihead(heads, items, positive, tau, ids):
+def plain_all_multihead(heads, items, positive, tau, ids, weights=None):
     """eq. 10 written down."""
     scores = (heads @ items.T).max(1).values / tau  # (B, C)
-    blocked = torch.zeros_like(scores, dtype=torch.bool)
-    blocked[onepass.copies_of_positive(ids, positive)] = True
-    return -scores.masked_fill(blocked, -torch.inf).log_softmax(-1).gather(1, positive[:, None]).mean()
+    if weights is None:
+        weights = onepass.Weights(scores.new_ones(len(items)), scores.new_ones(len(positive)))
+    scores = scores + onepass.log_weights(ids, positive, weights)
+    return -scores.log_softmax(-1).gather(1, positive[:, None]).mean()
+
+
+def some_weights(C, B, dtype):
+    """Weights between 1/30 and 30, and 1."""
+    candidate, own = ((7 * torch.rand(n, dtype=dtype) - 3.5).exp() for n in (C, B))
+    own[::2], candidate[::3] = 1, 1
+    return onepass.Weights(candidate, own)
+
+
+def test_weights_by_hand():
+    """Z_n = Σ w_j exp(s_j) + w_own exp(s_own), without other copies of the positive; p is a share of Z_n."""
+    c, weights = case(), some_weights(17, 5, torch.float64)
+    found = mixture.log_components(c["heads"], c["items"], c["positive"], TAU, c["ids"], weights)
+    for n in range(5):
+        for r in range(3):
+            s = [math.exp(float(c["heads"][n, r] @ c["items"][j]) / TAU) for j in range(17)]
+            own = weights.own[n].item() * s[n]
+            others = [j for j in range(17) if c["ids"][j] != c["ids"][n]]
+            z = own + sum(weights.candidate[j].item() * s[j] for j in others)
+            assert found[n, r].item() == pytest.approx(math.log(own / z), abs=1e-10)
 
 
 PAIRS = {
@@ -166,15 +187,17 @@ PAIRS = {
     tau=st.sampled_from([0.5, 0.07, 0.02, 0.003]),
     block=st.sampled_from([1, 50, 1 << 19]),
     masked=st.booleans(),
+    weighted=st.booleans(),
     dtype=st.sampled_from([torch.float32, torch.float64]),
     seed=st.integers(0, 1000),
 )
-def test_one_pass_equals_plain(name, B, k, d, extra, tau, block, masked, dtype, seed):
+def test_one_pass_equals_plain(name, B, k, d, extra, tau, block, masked, weighted, dtype, seed):
     c = case(B, k, d, B + extra, dtype, seed)
     c |= {"tau": tau, "ids": c["ids"] if masked else None}
+    c |= {"weights": some_weights(B + extra, B, dtype) if weighted else None}
     fast, slow, names = PAIRS[name]
     if name != "mixture":
-        c = {key: c[key] for key in ("heads", "items", "positive", "tau", "ids")}
+        c = {key: c[key] for key in ("heads", "items", "positive", "tau", "ids", "weights")}
     before, onepass.BLOCK = onepass.BLOCK, block
     try:
         value, slopes = gradients(fast, c, names)
@@ -187,19 +210,55 @@ def test_one_pass_equals_plain(name, B, k, d, extra, tau, block, masked, dtype, 
         assert (found - wanted).abs().max() <= tolerance * max(1.0, wanted.abs().max().item())
 
 
-def test_gradcheck():
+@settings(max_examples=40, deadline=None)
+@given(
+    name=st.sampled_from([*PAIRS, "label-aware", "shared"]),
+    tau=st.sampled_from([0.5, 0.07, 0.02, 0.003]),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    seed=st.integers(0, 1000),
+)
+def test_an_item_once_with_its_count_is_all_its_copies(name, tau, dtype, seed):
+    """Value and gradients of the list of draws, and of its distinct items with their counts as weights."""
+    c = case(B=7, C=40, dtype=dtype, seed=seed, n_ids=12)
+    distinct, row = onepass.each_once(c["ids"], 12)
+    counts, table = torch.bincount(row).to(dtype), unit(12, 6, dtype=dtype)
+    weights = onepass.Weights(counts, torch.ones(7, dtype=dtype))
+
+    def of(heads, table, positive, ids, weights):
+        items = table[ids]
+        if name == "shared":
+            log_p = mixture.shared_log_components(heads[0], items, positive, tau, ids, weights)
+            return mixture.elbo(c["log_pi"], c["log_sigma"], log_p).total.mean()
+        if name == "mixture":
+            return mixture.loss(heads, items, positive, c["log_pi"], c["log_sigma"], tau, ids, weights)
+        function = routing.label_aware if name == "label-aware" else PAIRS[name][0]
+        return function(heads, items, positive, tau, ids, weights=weights)
+
+    same = {"heads": c["heads"], "table": table}
+    given = {**same, "positive": row[:7], "ids": distinct, "weights": weights}
+    value, slopes = gradients(of, given, list(same))
+    wanted, expected = gradients(of, {**same, "positive": c["positive"], "ids": c["ids"], "weights": None}, list(same))
+    tolerance = 1e-11 if dtype == torch.float64 else max(2e-5, 5e-7 / tau)
+    assert abs(value - wanted) <= tolerance * max(1, abs(wanted.item()))
+    for a, b in zip(slopes, expected, strict=True):
+        assert (a - b).abs().max() <= tolerance * max(1.0, b.abs().max().item())
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_gradcheck(weighted):
     c = case(B=3, k=2, d=4, C=8)
+    also = {"ids": c["ids"], "weights": some_weights(8, 3, torch.float64) if weighted else None}
     inputs = [c[name].requires_grad_() for name in ("heads", "items", "log_pi", "log_sigma")]
 
     def loss(heads, items, log_pi, log_sigma):
-        return mixture.loss(heads, items, c["positive"], log_pi, log_sigma, 0.5, c["ids"])[0]
+        return mixture.loss(heads, items, c["positive"], log_pi, log_sigma, 0.5, **also)[0]
 
     assert torch.autograd.gradcheck(loss, inputs)
     for function in (routing.pos_multihead, routing.all_multihead, routing.label_aware):
-        assert torch.autograd.gradcheck(lambda h, i, f=function: f(h, i, c["positive"], 0.5, c["ids"]), inputs[:2])
+        assert torch.autograd.gradcheck(lambda h, i, f=function: f(h, i, c["positive"], 0.5, **also), inputs[:2])
     single = c["heads"][:, :1].detach().requires_grad_()
     assert torch.autograd.gradcheck(
-        lambda h, i: routing.standard(h, i, c["positive"], 0.5, c["ids"]), (single, inputs[1])
+        lambda h, i: routing.standard(h, i, c["positive"], 0.5, **also), (single, inputs[1])
     )
 
 
@@ -325,6 +384,10 @@ def test_errors_name_argument_expected_and_got():
             function(**{**wrong, "positive": c["positive"] - 1})
         with pytest.raises(BachError, match=r"positive should be \(5,\)"):
             function(**{**wrong, "positive": c["positive"][:1]})
+        with pytest.raises(
+            BachError, match=r"weights should be \(17,\) for the candidates and \(5,\) for the positives"
+        ):
+            function(**{**wrong, "weights": some_weights(5, 17, torch.float64)})
         with pytest.raises(BachError, match=r"tau should be a positive number; got -0\.07"):
             function(**{**wrong, "tau": -0.07})
         with pytest.raises(BachError, match="at least one row, head and candidate"):

@@ -47,9 +47,10 @@ def case(B=5, M=4, k=3, d=6, C=17, n_items=9, dtype=torch.float64, seed=0):
 
 
 def targets_of(c, table=None):
-    own = torch.arange(len(c["items"]))
     vectors = (c["table"] if table is None else table)[c["items"].clamp(min=0)]
-    return Targets(c["ids"], own, torch.ones_like(own, dtype=torch.bool), c["items"], vectors)
+    ones, none = vectors.new_ones(len(c["ids"])), vectors.new_zeros(len(vectors))
+    weight, own, rest = c.get("counted", (ones, torch.arange(len(vectors)), none))
+    return Targets(c["ids"], weight, own, rest, c["items"], vectors)
 
 
 def fast(rule, c, heads, table, log_pi, kappa, tau):
@@ -179,22 +180,49 @@ def test_gradcheck():
 
 
 def test_what_a_row_leaves_out_by_hand():
+    """With whole weights, of which a part of the own one stays, and rows of which some drew none of their targets."""
     for seed in range(20):
         c = case(B=7, C=30, seed=seed)
-        targets = targets_of(c)._replace(alone=torch.arange(7) % 3 > 0)
-        (rows, columns), beside = targets.left_out()
-        ids, items, alone = c["ids"].tolist(), c["items"].tolist(), targets.alone.tolist()
-        wanted = {(n, j) for n in range(7) for j in range(30) if ids[j] in items[n] or (j == n and alone[n])}
-        assert set(zip(rows.tolist(), columns.tolist(), strict=True)) == wanted and rows.tolist() == sorted(rows)
+        c["ids"][:4] = torch.randint(0, 9, (4,))
+        targets = targets_of(c)._replace(weight=torch.randint(1, 4, (30,)).double())
+        targets = targets._replace(rest=(torch.arange(7) % 3).minimum(targets.weight[:7]))
+        (rows, columns, by), beside = targets.left_out()
+        ids, items, weight, rest = (x.tolist() for x in (c["ids"], c["items"], targets.weight, targets.rest))
+        found = {(n, j): added for n, j, added in zip(rows.tolist(), columns.tolist(), by.exp().tolist(), strict=True)}
+        assert len(found) == len(rows) - len(by) + len(torch.stack([rows, columns, by]).unique(dim=1).T)
+        assert rows.tolist() == sorted(rows)
         for n in range(7):
-            others = [ids[j] for j in range(30) if j != n or not alone[n]]
+            met = [w if j != n else rest[n] for j, w in enumerate(weight)]
+            for j in range(30):
+                share = found.get((n, j), 1.0)
+                assert share * weight[j] == pytest.approx(0 if ids[j] in items[n] else met[j])
             for m, item in enumerate(items[n]):
                 sums = {}  # what each other item adds to the sum of target m
                 for p, other in enumerate(items[n]):
                     if p != m:
                         sums[other] = sums.get(other, 0) + beside[n, m, p].item()
                 assert beside[n, m, m] == 1
-                assert all(found == (others.count(o) if o not in (item, -1) else 0) for o, found in sums.items())
+                for other, total in sums.items():
+                    of_it = [w for w, candidate in zip(met, ids, strict=True) if candidate == other]
+                    assert total == (sum(of_it) if other not in (item, -1) else 0)
+
+
+@pytest.mark.parametrize("rule", [*TAKES, "elbo", "shared"])
+@pytest.mark.parametrize("tau", [0.07, 0.005])
+def test_an_item_once_with_its_count_is_all_its_copies(rule, tau):
+    """Distinct candidates with their counts as weights: values and gradients of the list of all draws."""
+    c = case(B=6, k=TAKES.get(rule, 3), C=40)
+    ids, row = onepass.each_once(c["ids"], 9)
+    counts = torch.bincount(row).double()
+    own, heads = row[:6], c["heads"][0] if rule == "shared" else c["heads"]
+    rule = "elbo" if rule == "shared" else rule
+    wanted, expected = value_and_slopes(fast, rule, c, heads, tau)
+    value, slopes = value_and_slopes(
+        fast, rule, c | {"ids": ids, "counted": (counts, own, counts[own] - 1)}, heads, tau
+    )
+    torch.testing.assert_close(value, wanted)
+    for a, b in zip(slopes, expected, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 @pytest.mark.parametrize("rule", [*TAKES, "elbo", "shared"])

@@ -12,6 +12,7 @@ from bachlib.data import Windows
 from bachlib.model import mixture
 from bachlib.model.extractors import Capsules, ComiRecDR, ComiRecSA, Mind, SASRec, fixed_truncated_normal, squash
 from bachlib.model.methods import build
+from bachlib.model.onepass import Weights
 from bachlib.model.sphere import KERNELS
 from bachlib.model.towers import ClsTower, Codebook, ItemTower, KappaNet, ResidualCodebook
 from bachlib.model.twotower import plain_step_loss
@@ -369,6 +370,17 @@ def test_shared_heads_need_one_product(with_ids):
     grads = [torch.autograd.grad((x * weights).sum(), (codebook, table), retain_graph=True) for x in (shared, plain)]
     for a, b in zip(*grads, strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("with_ids", [False, True])
+def test_shared_heads_with_weights(with_ids):
+    torch.manual_seed(0)
+    codebook, table = (normalize(torch.randn(n, 8, dtype=torch.float64), dim=-1) for n in (5, 10))
+    ids, positive = torch.tensor([3, 3, 1, 2, 3, 5, 1, 7, 8, 9, 3, 2]), torch.arange(4)
+    weights = Weights(3 * torch.rand(12).double() + 0.1, 2 * torch.rand(4).double() + 0.1)
+    also = table[ids], positive, 0.07, ids if with_ids else None, weights
+    plain = mixture.log_components(codebook.expand(4, -1, -1), *also)
+    torch.testing.assert_close(mixture.shared_log_components(codebook, *also), plain)
 
 
 @pytest.mark.parametrize("copies", [0, 1, 200])

@@ -6,7 +6,8 @@
     eqs. 15, 16, 21, 23  elbo_at, elbo, log_density; `scores` is the fast `log_density`
 
 With `ids`, other copies of a row's positive are left out of its sum. Every other item counts as often as it is among
-the candidates. `TwoTower.objective` says what the other reading of the candidate set C_n is worth.
+the candidates. With `weights`, a candidate counts as often as its weight says, and there need be no copies.
+`TwoTower.objective` says what the other reading of the candidate set C_n is worth.
 `loss` is the training loss, computed in one pass over the candidates (`onepass`); `plain_loss` is its plain reference.
 `loss_of_all` is the loss with all next items of a window as targets.
 """
@@ -29,10 +30,13 @@ from bachlib.model.onepass import (
     PerHead,
     Rows,
     Targets,
+    Weights,
     copies_of_positive,
     fits,
     in_full,
     log_beside,
+    log_weights,
+    or_ones,
     reconstruction,
     reconstruction_of_all,
     rows_per_block,
@@ -49,13 +53,13 @@ class Elbo(NamedTuple):
     entropy: Float[Tensor, " B"]
 
 
-def log_components(heads: Heads, items: Items, positive: Rows, tau: float, ids: Ids | None = None) -> PerHead:
+def log_components(
+    heads: Heads, items: Items, positive: Rows, tau: float, ids: Ids | None = None, weights: Weights | None = None
+) -> PerHead:
     """log p_r(i_n | u_n), the sampled softmax of each head (eq. 12); `positive` are row numbers of `items`."""
-    check_shapes(heads, items, positive, ids, tau)
+    check_shapes(heads, items, positive, ids, tau, weights)
     check_unit(heads=heads, items=items)
-    blocked = torch.zeros(len(positive), len(items), dtype=torch.bool, device=items.device)
-    blocked[copies_of_positive(ids, positive)] = True
-    logits = (heads @ items.T / tau).masked_fill(blocked[:, None, :], -torch.inf)  # (B, k, C)
+    logits = heads @ items.T / tau + log_weights(ids, positive, or_ones(weights, items, positive))[:, None]  # (B, k, C)
     at_positive = positive[:, None, None].expand(-1, heads.shape[1], 1)
     return logits.log_softmax(-1).gather(2, at_positive)[..., 0]
 
@@ -137,25 +141,39 @@ def scores(heads: Heads, items: Items, log_pi: PerHead, kappa: PerHead, kernel: 
 
 
 def plain_loss(
-    heads: Heads, items: Items, positive: Rows, log_pi: PerHead, log_sigma: PerHead, tau: float, ids: Ids | None = None
+    heads: Heads,
+    items: Items,
+    positive: Rows,
+    log_pi: PerHead,
+    log_sigma: PerHead,
+    tau: float,
+    ids: Ids | None = None,
+    weights: Weights | None = None,
 ) -> Float[Tensor, ""]:
     """−ELBO, mean over the batch; autograd keeps every (B, k, C) logit. `loss` is tested against it."""
-    return -elbo(log_pi, log_sigma, log_components(heads, items, positive, tau, ids)).total.mean()
+    return -elbo(log_pi, log_sigma, log_components(heads, items, positive, tau, ids, weights)).total.mean()
 
 
 def loss(
-    heads: Heads, items: Items, positive: Rows, log_pi: PerHead, log_sigma: PerHead, tau: float, ids: Ids | None = None
+    heads: Heads,
+    items: Items,
+    positive: Rows,
+    log_pi: PerHead,
+    log_sigma: PerHead,
+    tau: float,
+    ids: Ids | None = None,
+    weights: Weights | None = None,
 ) -> tuple[Float[Tensor, ""], Elbo]:
     """−ELBO, mean over the batch (eq. 21), and its terms without gradient, in one pass over the candidates.
 
     γ never sees the negatives, so ∂ELBO/∂log p_r = γ_r is known before the candidate logits exist. The gradient through
     γ, π and κ is ordinary autograd on (B, k). Unlike the reference it does not check that embeddings are unit vectors.
     """
-    check_shapes(heads, items, positive, ids, tau)
+    check_shapes(heads, items, positive, ids, tau, weights)
     _same_shape(log_pi=log_pi, heads=heads[..., 0])
     log_gamma = responsibilities(log_pi, log_sigma)
     gamma = log_gamma.exp()
-    rebuilt, log_p = reconstruction(heads, items, positive, gamma, tau, ids)
+    rebuilt, log_p = reconstruction(heads, items, positive, gamma, tau, ids, weights)
     rest = (gamma * torch.where(gamma > 0, log_pi - log_gamma, 0.0)).sum()
     with torch.no_grad():
         seen = elbo_at(log_gamma, log_pi, log_p)
@@ -172,7 +190,7 @@ def loss_of_all(
     everybody, log_pi = heads.expand(len(log_pi), -1, -1), log_pi[:, None].expand_as(log_sigma)
     check_shapes(everybody, items, targets.own, targets.ids, tau)
     log_gamma = responsibilities(log_pi, log_sigma)
-    gamma = log_gamma.exp() * targets.weight()
+    gamma = log_gamma.exp() * targets.share()
     if heads.ndim == 2 and fits(tau, heads.dtype):
         log_p = _shared_log_components_of_all(heads, items, targets, tau)
         rebuilt = (gamma * log_p).sum()
@@ -185,39 +203,48 @@ def loss_of_all(
 
 
 def _shared_log_components_of_all(codebook: Float[Tensor, "k d"], items: Items, targets: Targets, tau: float) -> Tensor:
-    """log p (B, M, k): which candidates a row adds up is a matrix of zeros and ones, (B, C), and one more product."""
-    left_out, beside = targets.left_out()
+    """log p (B, M, k): how often a row counts each candidate is a matrix (B, C), and one more product."""
+    (row, candidate, by), beside = targets.left_out()
     s = targets.logits(codebook, tau)
-    counted = torch.ones(len(s), len(items), dtype=s.dtype, device=s.device)
-    counted[left_out] = 0
+    counted = targets.weight.to(s).expand(len(s), -1).clone()
+    counted[row, candidate] *= by.exp()
     others = counted @ (in_full(items) @ in_full(codebook).T / tau).exp()  # (B, k), a sum of positive terms
     log_others = others.clamp(min=torch.finfo(s.dtype).tiny).log()[:, None]
     return s - torch.logaddexp(log_others, log_beside(s, beside, tau))
 
 
 def shared_log_components(
-    codebook: Float[Tensor, "k d"], items: Items, positive: Rows, tau: float, ids: Ids | None = None
+    codebook: Float[Tensor, "k d"],
+    items: Items,
+    positive: Rows,
+    tau: float,
+    ids: Ids | None = None,
+    weights: Weights | None = None,
 ) -> PerHead:
     """`log_components` (eq. 12) for heads that all users share: one (k, C) product for the batch.
 
     A copy of a row's positive has the same logit as the positive, so the sum over the other items is Z − S: the sum Z
-    over all candidates, less (1 + copies) exponentials of the positive, S. This loses no accuracy while S ≤ Z/2. At
+    over all candidates, less what the positive and its copies have in it, S. This loses no accuracy while S ≤ Z/2. At
     most one item per head can have more: for that item the other candidates are added up.
     """
-    check_shapes(codebook.expand(len(positive), -1, -1), items, positive, ids, tau)
+    check_shapes(codebook.expand(len(positive), -1, -1), items, positive, ids, tau, weights)
+    weight, own_weight = or_ones(weights, in_full(items), positive)
     logits = in_full(items) @ in_full(codebook).T / tau  # (C, k)
     ids = torch.arange(len(items), device=items.device) if ids is None else ids
-    times = 1 + torch.bincount(copies_of_positive(ids, positive)[0], minlength=len(positive))
+    rows, copies = copies_of_positive(ids, positive)
+    times = weight[positive].index_add(0, rows, weight[copies])
     own, top = logits[positive], logits.detach().amax(0)
-    e = (logits - top).exp()
+    e = (logits - top).exp() * weight[:, None]
     s = times[:, None] * (own - top).exp()  # (B, k)
     largest = ids[positive[s.argmax(0)]]  # the item with the largest S under each head
     rest = e.masked_fill(ids[:, None] == largest, 0.0).sum(0)
     others = torch.where(ids[positive][:, None] == largest, rest, e.sum(0) - s)
-    return logsigmoid(own - top - others.clamp(min=torch.finfo(e.dtype).tiny).log())
+    return logsigmoid(own + own_weight.log()[:, None] - top - others.clamp(min=torch.finfo(e.dtype).tiny).log())
 
 
-def check_shapes(heads: Tensor, items: Tensor, positive: Tensor, ids: Tensor | None, tau: float) -> None:
+def check_shapes(
+    heads: Tensor, items: Tensor, positive: Tensor, ids: Tensor | None, tau: float, weights: Weights | None = None
+) -> None:
     got = f"got heads {tuple(heads.shape)} and items {tuple(items.shape)}"
     if heads.ndim != 3 or items.ndim != 2 or heads.shape[-1] != items.shape[-1]:
         raise BachError(f"heads should be (B, k, d) and items (C, d) with the same d; {got}")
@@ -227,6 +254,9 @@ def check_shapes(heads: Tensor, items: Tensor, positive: Tensor, ids: Tensor | N
         raise BachError(f"positive should be ({heads.shape[0]},), one candidate per row; got {tuple(positive.shape)}")
     if ids is not None and ids.shape != items.shape[:1]:
         raise BachError(f"ids should be ({items.shape[0]},), the item of each candidate; got {tuple(ids.shape)}")
+    if weights is not None and (shapes := [w.shape for w in weights]) != [items.shape[:1], positive.shape]:
+        wanted = f"({len(items)},) for the candidates and ({len(positive)},) for the positives"
+        raise BachError(f"weights should be {wanted}; got {' and '.join(str(tuple(shape)) for shape in shapes)}")
     if len(wrong := positive[(positive < 0) | (positive >= len(items))]):
         raise BachError(f"positive should be row numbers 0 … {len(items) - 1} of items; got {int(wrong[0])}")
     if not 0 < tau < float("inf"):

@@ -15,25 +15,29 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bachlib import BachError
-from bachlib.model.mixture import Heads, Items, Rows, check_shapes
+from bachlib.model.mixture import Heads, Ids, Items, Rows, check_shapes
 from bachlib.model.onepass import (
     Targets,
-    copies_of_positive,
+    Weights,
+    exceptions,
     exp_in_place,
     in_full,
     logits_in_blocks,
     only_once,
+    or_ones,
     reconstruction,
     reconstruction_of_all,
 )
 
 
-def standard(heads: Heads, items: Items, positive: Rows, tau: float, ids: Tensor | None = None) -> Tensor:
+def standard(
+    heads: Heads, items: Items, positive: Rows, tau: float, ids: Ids | None = None, weights: Weights | None = None
+) -> Tensor:
     """Sampled softmax of a single head (eq. 6)."""
-    check_shapes(heads, items, positive, ids, tau)
+    check_shapes(heads, items, positive, ids, tau, weights)
     if heads.shape[1] != 1:
         raise BachError(f"standard has one head: heads should be (B, 1, d); got {tuple(heads.shape)}")
-    total, _ = reconstruction(heads, items, positive, torch.ones_like(heads[..., 0]), tau, ids)
+    total, _ = reconstruction(heads, items, positive, torch.ones_like(heads[..., 0]), tau, ids, weights)
     return -total / len(positive)
 
 
@@ -42,22 +46,30 @@ def routed_head(heads: Heads, items: Items, positive: Rows) -> Int[Tensor, " B"]
     return (heads.detach() @ items.detach()[positive][:, :, None])[..., 0].argmax(-1)
 
 
-def pos_multihead(heads: Heads, items: Items, positive: Rows, tau: float, ids: Tensor | None = None) -> Tensor:
+def pos_multihead(
+    heads: Heads, items: Items, positive: Rows, tau: float, ids: Ids | None = None, weights: Weights | None = None
+) -> Tensor:
     """Sampled softmax through the head closest to the positive (eq. 9); the other heads get no gradient."""
-    check_shapes(heads, items, positive, ids, tau)
+    check_shapes(heads, items, positive, ids, tau, weights)
     chosen = routed_head(heads, items, positive)[:, None, None].expand(-1, 1, heads.shape[-1])
-    return standard(heads.gather(1, chosen), items, positive, tau, ids)
+    return standard(heads.gather(1, chosen), items, positive, tau, ids, weights)
 
 
 def label_aware(
-    heads: Heads, items: Items, positive: Rows, tau: float, ids: Tensor | None = None, power: float = 1.0
+    heads: Heads,
+    items: Items,
+    positive: Rows,
+    tau: float,
+    ids: Ids | None = None,
+    power: float = 1.0,
+    weights: Weights | None = None,
 ) -> Tensor:
     """MIND's label-aware attention: eq. 6 with the unit mean of the heads under weights softmax(⟨u_r, v_n⟩^power).
 
     The BACH paper uses power 1. (More makes the weights more equal, not sharper: MIND's own heads are no unit vectors.)
     """
-    check_shapes(heads, items, positive, ids, tau)
-    return standard(_user_of(heads, items[positive][:, None], power), items, positive, tau, ids)
+    check_shapes(heads, items, positive, ids, tau, weights)
+    return standard(_user_of(heads, items[positive][:, None], power), items, positive, tau, ids, weights)
 
 
 def _user_of(heads: Heads, targets: Tensor, power: float) -> Tensor:
@@ -78,7 +90,7 @@ def of_all(
     check_shapes(heads, items, targets.own, targets.ids, tau)
     cosines = targets.logits(heads.detach(), 1.0).detach()
     chosen = torch.nn.functional.one_hot(cosines.argmax(-1), heads.shape[1]).to(heads.dtype)
-    gamma, shares, best, B = targets.weight(), targets.mean(chosen), rule == "all-multihead", len(heads)
+    gamma, shares, best, B = targets.share(), targets.mean(chosen), rule == "all-multihead", len(heads)
     if rule == "pos-multihead":
         rows, head = chosen.any(1).nonzero().T
         gamma = gamma[rows] * chosen[rows, :, head][..., None]
@@ -89,37 +101,43 @@ def of_all(
     return -reconstruction_of_all(heads, items, targets, gamma, tau, best)[0] / B, shares
 
 
-def all_multihead(heads: Heads, items: Items, positive: Rows, tau: float, ids: Tensor | None = None) -> Tensor:
+def all_multihead(
+    heads: Heads, items: Items, positive: Rows, tau: float, ids: Ids | None = None, weights: Weights | None = None
+) -> Tensor:
     """Sampled softmax of max_r ⟨u_r, v_j⟩ at every candidate (eq. 10); a head gets gradient where it is the best."""
-    check_shapes(heads, items, positive, ids, tau)
-    copies, heads, items = copies_of_positive(ids, positive), in_full(heads), in_full(items)
+    check_shapes(heads, items, positive, ids, tau, weights)
+    heads, items = in_full(heads), in_full(items)
+    weights = or_ones(weights, items, positive)
     with torch.autocast(heads.device.type, enabled=False):
-        return -_AllMultihead.apply(heads, items, positive, copies, tau) / len(positive)
+        pairs = exceptions(ids, positive, weights)
+        return -_AllMultihead.apply(heads, items, positive, weights.candidate, pairs, tau) / len(positive)
 
 
 class _AllMultihead(torch.autograd.Function):
     """Σ_n log softmax_j(max_r ⟨u_r, v_j⟩ / τ) at the positive, with both gradients in the same pass."""
 
     @staticmethod
-    def forward(ctx, heads, items, positive, copies, tau):
+    def forward(ctx, heads, items, positive, w, pairs, tau):
         (_, k, d), C = heads.shape, len(items)
-        wanted, scaled, total = any(ctx.needs_input_grad), items / tau, heads.new_zeros(())
+        wanted, scaled, total = any(ctx.needs_input_grad), items / tau, w[positive].log().sum()
         to_heads = torch.empty_like(heads) if wanted else None
         to_items = torch.zeros_like(items) if wanted else None
-        for rows, block, logits, left_out in logits_in_blocks(heads, scaled, copies):
+        weighted = scaled * w[:, None]
+        for rows, block, logits in logits_in_blocks(heads, scaled, pairs):
             best, head = logits.max(1)  # (b, C)
             target = positive[rows][:, None]
-            at_positive = best.gather(1, target)[:, 0]
-            best[left_out] = -torch.inf
+            at_positive = best.gather(1, target)[:, 0]  # without the weight of the candidate, which `total` has
             shift = exp_in_place(best, tau)
-            z = best.sum(-1)
+            z = best @ w
             total += (at_positive - z.log() - shift).sum()
             if wanted:
-                share = best.div_(-z[:, None])  # ∂/∂(best logit): 1[positive] − softmax
-                share.scatter_add_(1, target, torch.ones_like(z)[:, None])
+                share = best.div_(-z[:, None])  # ∂/∂(best logit): 1[positive] − softmax, both divided by w
+                share.scatter_add_(1, target, 1 / w[target])
                 routed = logits.zero_().scatter_(1, head[:, None, :], share[:, None, :]).view(-1, C)
-                to_heads[rows] = (routed @ scaled).view(-1, k, d)
+                to_heads[rows] = (routed @ weighted).view(-1, k, d)
                 to_items.addmm_(routed.T, block, alpha=1 / tau)
+        if wanted:
+            to_items *= w[:, None]
         ctx.save_for_backward(to_heads, to_items)
         return total
 
@@ -127,4 +145,4 @@ class _AllMultihead(torch.autograd.Function):
     def backward(ctx, grad):
         only_once()
         to_heads, to_items = ctx.saved_tensors
-        return to_heads * grad, to_items * grad, None, None, None
+        return to_heads * grad, to_items * grad, None, None, None, None

@@ -9,6 +9,7 @@ A context, numbers of a user or of a request, goes to the gate or the encoder be
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from torch.nn.functional import embedding, normalize
 
 from bachlib import BachError
 from bachlib.model import mixture, routing
-from bachlib.model.onepass import Targets, each_once, in_full
+from bachlib.model.onepass import Targets, Weights, each_once, in_full
 from bachlib.model.sphere import KERNELS
 from bachlib.model.towers import Codebook, KappaNet, PiTable
 from bachlib.params import ModelParams
@@ -202,23 +203,21 @@ class TwoTower(nn.Module):
         context: Context = None,
         targets: NextItems = None,
     ) -> Objective:
-        """The loss of the method with its terms. The item tower runs once for every distinct item of the step.
+        """The loss of the method with its terms. Every distinct item of the step is computed once.
 
         The paper's candidate set C_n is the positives of the batch and the negatives. As a list (the default, and what
         sampled-softmax code does), an item counts as often as it was drawn; only other copies of a row's own positive
         are left out. As a set (`candidates="set"`), every item counts once. On MovieLens-1M about 1,780 of the 2,560
-        candidates of a step are distinct. There p-bach (k = 8, one seed) had a test AUPRC of 0.0949 with the list and
-        of 0.0969 with the set after three epochs.
+        draws of a step are distinct: they are the candidates, with their counts as weights. There p-bach (k = 8, one
+        seed) had a test AUPRC of 0.0949 with the list and of 0.0969 with the set after three epochs.
 
         With `targets`, all next items of each row, its loss is the mean over them as its positive: the expectation of
         the paper's loss over the row's own draw. The draws of the other rows stay candidates (see `onepass.Targets`).
         """
         history, positive = self._history(history), self._ids(positive)
-        ids = torch.cat([positive, self._ids(negatives)])  # candidates (C,)
-        row = torch.arange(len(ids), device=ids.device)  # the place of each draw in them
-        if self.candidates == "set":
-            ids, row = each_once(ids, self.n_items)
-        own = row[: len(positive)]
+        ids, row = each_once(torch.cat([positive, self._ids(negatives)]), self.n_items)  # (C,), each draw's place
+        own, counts = row[: len(positive)], torch.bincount(row)
+        weight = torch.ones_like(counts) if self.candidates == "set" else counts
         frozen, at = self.history == "frozen", history.clamp(min=0)
         needed = ids if frozen else torch.cat([at.flatten(), ids])
         if targets is not None:
@@ -240,10 +239,12 @@ class TwoTower(nn.Module):
             step = self._elbo if self.objective_name == "elbo" else self._routed
             if targets is not None:
                 vectors = embedding(place[targets.clamp(min=0)], rows)
-                targets = Targets(ids, own, torch.bincount(row)[own] == 1, targets, vectors)
-            return step(heads, log_pi, kappa, candidates, own, ids, targets)
+                rest = torch.minimum(counts[own] - 1, weight[own])
+                targets = Targets(ids, weight.to(rows), own, rest.to(rows), targets, vectors)
+            weights = Weights(weight.to(rows), rows.new_ones(len(own)))
+            return step(heads, log_pi, kappa, candidates, own, weights, targets)
 
-    def _routed(self, heads, log_pi, kappa, candidates, own, ids, targets) -> Objective:
+    def _routed(self, heads, log_pi, kappa, candidates, own, weights, targets) -> Objective:
         """The hard-routing losses (eqs. 6, 9, 10); γ is 1 for the head closest to the positive."""
         if heads.ndim == 2:  # a codebook with hard routing
             heads, kappa = heads.expand(len(own), -1, -1), kappa.expand(len(own), -1)
@@ -254,13 +255,13 @@ class TwoTower(nn.Module):
             "standard": routing.standard,
             "pos-multihead": routing.pos_multihead,
             "all-multihead": routing.all_multihead,
-            "label-aware": lambda *args: routing.label_aware(*args, power=self.power),
+            "label-aware": partial(routing.label_aware, power=self.power),
         }[self.objective_name]
-        loss = hard(heads, candidates, own, self.tau, ids)
+        loss = hard(heads, candidates, own, self.tau, weights=weights)
         gamma = nn.functional.one_hot(routing.routed_head(heads, candidates, own), self.k).to(loss)
         return Objective(loss, {"reconstruction": -loss.detach()}, gamma, Encoded(heads, log_pi, kappa), heads)
 
-    def _elbo(self, heads, log_pi, kappa, candidates, own, ids, targets) -> Objective:
+    def _elbo(self, heads, log_pi, kappa, candidates, own, weights, targets) -> Objective:
         """−ELBO (eq. 21); heads that all users share need one product with the candidates for the whole batch."""
         encoded = Encoded(heads.expand(len(own), -1, -1), log_pi, kappa.expand(len(own), -1))
         if targets is not None:
@@ -268,12 +269,12 @@ class TwoTower(nn.Module):
             loss, seen, gamma = mixture.loss_of_all(heads, candidates, targets, log_pi, log_sigma, self.tau)
         elif heads.ndim == 2:
             log_sigma = self.kernel.log_density(candidates[own] @ heads.T, encoded.kappa, heads.shape[-1])
-            log_p = mixture.shared_log_components(heads, candidates, own, self.tau, ids)
+            log_p = mixture.shared_log_components(heads, candidates, own, self.tau, weights=weights)
             seen = mixture.elbo(log_pi, log_sigma, log_p)
             loss = -seen.total.mean()
         else:
             log_sigma = mixture.log_sigma(heads, candidates[own], kappa, self.kernel)
-            loss, seen = mixture.loss(heads, candidates, own, log_pi, log_sigma, self.tau, ids)
+            loss, seen = mixture.loss(heads, candidates, own, log_pi, log_sigma, self.tau, weights=weights)
         with torch.no_grad():
             if targets is None:
                 gamma = mixture.responsibilities(log_pi, log_sigma).exp()
