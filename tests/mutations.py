@@ -94,7 +94,7 @@ MUTATIONS = [
     M("weights left out of the sums", "model/onepass.py", "z = e @ w  # (b·k,), one", "z = e.sum(-1)  #",
       "test_mixture.py::test_an_item_once_with_its_count_is_all_its_copies"),
     M("weights left out of the gradient of the heads", "model/onepass.py",
-      "(e @ weighted) * -weight).view(-1, k, d)  # (b", "(e @ scaled) * -weight).view(-1, k, d)  # (b",
+      "(e @ weighted) * -weight).view(-1, k, d)  # (b", "(e @ (items / tau)) * -weight).view(-1, k, d)  # (b",
       "test_mixture.py::test_gradcheck"),
     M("weights left out of the gradient of the items", "model/onepass.py", "to_items *= w[:, None]  # of the",
       "to_items *= 1  # of the", "test_mixture.py::test_gradcheck"),

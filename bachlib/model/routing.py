@@ -17,12 +17,13 @@ from torch import Tensor
 from bachlib import BachError
 from bachlib.model.mixture import Heads, Ids, Items, Rows, check_shapes
 from bachlib.model.onepass import (
+    BIT,
     Targets,
     Weights,
+    bits_in_blocks,
     exceptions,
     exp_in_place,
     in_full,
-    logits_in_blocks,
     only_once,
     or_ones,
     reconstruction,
@@ -119,14 +120,14 @@ class _AllMultihead(torch.autograd.Function):
     @staticmethod
     def forward(ctx, heads, items, positive, w, pairs, tau):
         (_, k, d), C = heads.shape, len(items)
-        wanted, scaled, total = any(ctx.needs_input_grad), items / tau, w[positive].log().sum()
+        wanted, total = any(ctx.needs_input_grad), w[positive].log().sum()
         to_heads = torch.empty_like(heads) if wanted else None
         to_items = torch.zeros_like(items) if wanted else None
-        weighted = scaled * w[:, None]
-        for rows, block, logits in logits_in_blocks(heads, scaled, pairs):
+        weighted = items * (w / tau)[:, None]
+        for rows, block, logits in bits_in_blocks(heads, items, tau, pairs):
             best, head = logits.max(1)  # (b, C)
             target = positive[rows][:, None]
-            at_positive = best.gather(1, target)[:, 0]  # without the weight of the candidate, which `total` has
+            at_positive = best.gather(1, target)[:, 0] * BIT  # without the weight of the candidate, which `total` has
             shift = exp_in_place(best, tau)
             z = best @ w
             total += (at_positive - z.log() - shift).sum()

@@ -22,14 +22,21 @@ import math
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import dropout, linear, normalize
+from torch.nn.functional import linear, normalize
 
 from bachlib import BachError
+from bachlib.model.attention import pool
 from bachlib.model.onepass import in_full
 
 Tokens = Float[Tensor, "B n d"]
 History = Int[Tensor, "B n"]
 Context = Float[Tensor, "B c"] | None
+PART = 2048
+
+
+def in_parts(net: nn.Module, rows: Float[Tensor, "n d"]) -> Float[Tensor, "n e"]:
+    """`net(rows)`, PART rows at a time: its hidden layers stay in the processor's cache."""
+    return torch.cat([net(part) for part in rows.split(PART)])
 
 
 class ItemTower(nn.Module):
@@ -51,7 +58,7 @@ class ItemTower(nn.Module):
 
     def embed(self, rows: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
         """Item embeddings from PureSVD rows, which need not be in the table."""
-        return rows + self.residual(rows)
+        return rows + in_parts(self.residual, rows)
 
 
 class ClsTower(nn.Module):
@@ -101,24 +108,17 @@ class ClsTower(nn.Module):
         w_q, w_k, w_v = attention.in_proj_weight.chunk(3)
         b_q, _, b_v = attention.in_proj_bias.chunk(3)  # the key's bias shifts all scores of a query: no effect
         query = linear(cls, w_q, b_q).view(self.k, a, -1) / math.sqrt(w // a)
-        through_key = torch.einsum("kae,aew->akw", query, w_k.view(a, -1, w)).reshape(a * self.k, w)
-        scores = (x.reshape(-1, w) @ through_key.T).view(B, n, -1)  # (B, n, a·k)
-        scores = scores.masked_fill((history < 0)[..., None], -torch.inf).transpose(1, 2)
-        among_cls = (through_key @ cls.T).expand(B, -1, -1)  # (B, a·k, k)
-        token = self.cls
-        if self.context is not None:  # what it changes comes on top, so that a map of zeros changes no bit
-            token = self._with(context)
-            moved = layer.norm1(token) - cls  # (B, k, w)
-            asked = linear(moved, w_q).view(B, self.k, a, -1) / math.sqrt(w // a)
-            asked = torch.einsum("bkae,aew->bakw", asked, w_k.view(a, -1, w)).reshape(B, a * self.k, w)
-            scores = scores + asked @ x.mT
-            among_cls = among_cls + through_key @ moved.mT + asked @ (cls + moved).mT
-        weights = dropout(torch.cat([scores, among_cls], -1).softmax(-1), self.p_dropout, self.training)
-        pooled = weights[..., :n] @ x + weights[..., n:] @ cls  # (B, a·k, w)
+        through_key = torch.einsum("kae,aew->akw", query, w_k.view(a, -1, w))
+        rows, queries, token = cls[None], through_key[None], self.cls
         if self.context is not None:
-            pooled = pooled + weights[..., n:] @ moved
-        values = torch.einsum("bakw,aew->bkae", pooled.view(B, a, self.k, w), w_v.view(a, -1, w))
-        values = values + weights.sum(-1).view(B, a, self.k).transpose(1, 2)[..., None] * b_v.view(a, -1)
+            token = self._with(context)
+            rows = layer.norm1(token)  # (B, k, w)
+            asked = linear(rows - cls, w_q).view(B, self.k, a, -1) / math.sqrt(w // a)
+            queries = queries + torch.einsum("bkae,aew->bakw", asked, w_k.view(a, -1, w))
+        dropped = self.p_dropout if self.training else 0.0
+        pooled, total = pool(queries, x, rows, history < 0, dropped)  # (a, B, k, w), (B, a·k)
+        values = torch.einsum("abkw,aew->bkae", pooled, w_v.view(a, -1, w))
+        values = values + total.view(B, a, self.k).transpose(1, 2)[..., None] * b_v.view(a, -1)
         y = token + layer.dropout1(attention.out_proj(values.reshape(B, self.k, w)))
         hidden = layer.dropout(layer.activation(layer.linear1(layer.norm2(y))))
         return self.back(y + layer.dropout2(layer.linear2(hidden)))
@@ -171,7 +171,7 @@ class KappaNet(nn.Module):
 
     def forward(self, heads: Float[Tensor, "*b d"]) -> Float[Tensor, "*b"]:
         with torch.autocast(heads.device.type, enabled=False):  # half precision would leave a dozen distinct κ
-            return self.net(in_full(heads.detach()))[..., 0].exp()
+            return in_parts(self.net, in_full(heads.detach()).reshape(-1, heads.shape[-1])).view(heads.shape[:-1]).exp()
 
 
 class Codebook(nn.Module):

@@ -223,13 +223,9 @@ class TwoTower(nn.Module):
         if targets is not None:
             targets = self._targets(targets, len(positive))
             needed = torch.cat([needed, targets.clamp(min=0).flatten()])
-        place = torch.arange(self.n_items, device=ids.device)  # the row of each item
-        if self.n_items <= len(needed):  # the step needs most of the catalogue
-            rows = self.items()
-        else:
-            distinct = needed.unique()
-            place[distinct] = torch.arange(len(distinct), device=ids.device)
-            rows = self.items(distinct)
+        wanted = torch.zeros(self.n_items, dtype=torch.bool, device=ids.device)
+        wanted[needed] = True
+        place, rows = wanted.cumsum(0) - 1, self.items(wanted.nonzero()[:, 0])  # the row of each item
         candidates = embedding(place[ids], rows)  # (C, d)
         tokens = embedding(at, self.item_tower.table) if frozen else embedding(place[at], rows)
         context = self.checked_context(context, len(history))
