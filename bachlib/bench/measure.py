@@ -138,7 +138,7 @@ BENCHES: dict[str, list[Callable[[], dict[str, Any]]]] = {
     "prepare": [partial(bench_prepare, shape) for shape in SHAPES],
     "sphere": [_late("model", "bench_sphere", kernel) for kernel in ("power-spherical", "von-mises-fisher")],
     "loss": [_late("model", "bench_loss", k) for k in (8, 32)],
-    "train": [_late("model", *bench) for bench in TRAIN],
+    "train": [_late("model", *bench) for bench in TRAIN] + [_late("step", "bench_products", k) for k in (8, 32)],
     "evaluate": [_late("model", "bench_evaluate")],
     "serve": [],  # `serve.benches` for the chosen sizes
     "show": [_late("serve", "bench_explorer")],

@@ -1,12 +1,11 @@
 """The whole training step of p-BACH: its time against the bare matrix products of that step, and where it goes.
 
-Settings: d = 64, history of 50, batch of 512, 2,048 + 512 candidates, about 20,000 items, one thread.
+Settings: d = 64, history of 50, batch of 512, 2,048 + 512 candidates, about 20,000 items, one thread, CPU seconds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import chain, repeat
 from statistics import median
 from typing import Any
 
@@ -20,7 +19,9 @@ from bachlib.data import Dataset, Windows
 from bachlib.model import mixture, onepass
 from bachlib.model.methods import build
 from bachlib.model.onepass import Weights, each_once
+from bachlib.model.products import times
 from bachlib.model.twotower import TwoTower
+from bachlib.train.loop import keep_freed_memory
 
 B, NEGATIVES = 512, 2048
 SIZES = {"n_users": 3_000, "n_items": 20_050}  # after preparation just below 20,000 items
@@ -28,7 +29,7 @@ Work = Callable[[], Any]
 
 
 class Drawn:
-    """One batch of a data set with its negatives, and the distinct items of its step."""
+    """One batch of a data set with its negatives; the distinct candidates and items of its step."""
 
     def __init__(self, dataset: Dataset):
         batch = next(iter(Windows(dataset, B)))
@@ -37,45 +38,95 @@ class Drawn:
         drawn = torch.cat([self.positive, self.negatives])
         self.candidates, place = each_once(drawn, dataset.n_items)
         self.own, self.weight = place[:B], torch.bincount(place).float()
-        needed = torch.cat([self.history.clamp(min=0).flatten(), drawn])
-        # as in `objective`: all items if the step needs as many, else the distinct ones
-        self.items = torch.arange(dataset.n_items) if dataset.n_items <= len(needed) else needed.unique()
+        self.items = torch.cat([self.history.clamp(min=0).flatten(), drawn]).unique()
 
 
-def bare_products(model: TwoTower, drawn: Drawn) -> dict[str, Work]:
-    """The matrix products of a step, forward and backward, by part: shapes only, and nothing between them."""
+def bench_products(k: int, times: int = 7) -> dict[str, Any]:
+    """A step, forward and backward, against its bare matrix products; the optimiser beside it."""
+    table = where_a_step_goes((k,), times).set_index("part")
+    whole, optimiser = table.loc["whole step"], table.loc["optimiser", "ms"]
+    ratios = {"ratio": whole.ms / whole.bare_ms, "ratio_to_wide": whole.ms / whole.wide_ms}
+    found = {"ms": whole.ms, "bare_ms": whole.bare_ms, "wide_ms": whole.wide_ms, "optimiser_ms": optimiser}
+    speed = {"windows_per_s": 1000 * B / (whole.ms + optimiser)}
+    return judged(f"products of a step, k = {k}", ratios | found | speed, {"ratio": 1.5})
+
+
+def where_a_step_goes(ks: tuple[int, ...] = (8, 32), times: int = 7) -> pd.DataFrame:
+    """Medians of CPU milliseconds by k and part, forward, backward and together, beside the bare products of the part.
+
+    `bare_ms` are torch's products, `wide_ms` those with all vector instructions (`model.products`), which the step uses
+    where it can. The parts are measured one by one; "whole step" is measured as a whole, without the optimiser.
+    """
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    dataset, rows = world(**SIZES), []
+    for k in ks:
+        model, drawn = build("p-bach", dataset, k).train(), Drawn(dataset)
+        optimizer = torch.optim.Adam(model.parameters(), 1e-3, fused=True)
+        parts, made = parts_of_a_step(model, drawn), {}
+        parts["whole step"] = (
+            lambda: made.update(loss=model.loss(drawn.history, drawn.positive, drawn.negatives)),
+            lambda: (optimizer.zero_grad(), made["loss"].backward()),
+        )
+        parts["optimiser"] = (optimizer.step, lambda: None)
+        bare = bare_products(model, drawn)
+        works = {(name, kind): work for name, pair in parts.items() for kind, work in zip("fb", pair, strict=True)}
+        works |= {(name, kind): work for name, pair in bare.items() for kind, work in zip("pw", pair, strict=True)}
+        rounds = [{key: 1000 * cpu_seconds(work) for key, work in works.items()} for _ in range(times + 1)][1:]
+        ms = {key: median(one[key] for one in rounds) for key in works}
+        for kind in "pw":
+            ms["whole step", kind] = sum(ms[name, kind] for name in bare)
+        for name in parts:
+            ahead, back, plain, wide = (ms.get((name, kind), 0.0) for kind in "fbpw")
+            rows.append((k, name, ahead, back, ahead + back, plain, wide))
+    return pd.DataFrame(rows, columns=["k", "part", "forward_ms", "backward_ms", "ms", "bare_ms", "wide_ms"])
+
+
+def bare_products(model: TwoTower, drawn: Drawn) -> dict[str, tuple[Work, Work]]:
+    """The matrix products of a step, forward and backward, by part, of torch and wide: shapes and nothing between."""
     d, k, n, item = model.d, model.k, drawn.history.shape[1], model.item_tower.residual[0].out_features
-    wide, C = 4 * d, len(drawn.candidates)
+    wide, C, tower_of = 4 * d, len(drawn.candidates), model.encoder
 
-    def tower(k: int) -> Iterator[Work]:
-        a, ff = model.encoder.heads, model.encoder.layer.linear1.out_features
+    def tower(k: int) -> Iterator[tuple[Work, Work]]:
+        a, ff = tower_of.heads, tower_of.layer.linear1.out_features
         yield _product(B * n, d, a * k)  # scores
         yield _product(a * k, n + k, d, B)  # pooled
         yield _product(B * k, d, d // a, a)  # values
         yield from (_product(B * k, *shape) for shape in ((d, d), (d, ff), (ff, d)))
 
-    items = [_product(len(drawn.items), d, item, to_input=False), _product(len(drawn.items), item, d)]
-    kappa = [_product(B * k, d, wide, to_input=False), _product(B * k, wide, wide), _product(B * k, wide, 1)]
-    rows = max(1, onepass.BLOCK // (k * C)) * k
-    loss = [_product(len(part), d, C) for part in torch.arange(B * k).split(rows)]
-    gate = [*tower(1), _product(B, d, k)]
-    parts = {"item tower": items, "encoder": [*tower(k)], "gate": gate, "κ-net": kappa, "loss": loss}
-    return {name: lambda works=works: [work() for work in works] for name, works in parts.items()}
+    block = onepass.rows_per_block(k * C) * k
+    parts = {
+        "item tower": [_product(len(drawn.items), d, item, to_input=False), _product(len(drawn.items), item, d)],
+        "encoder": [*tower(k)],
+        "gate": [*tower(1), _product(B, d, k)],
+        "κ-net": [_product(B * k, d, wide, to_input=False), _product(B * k, wide, wide), _product(B * k, wide, 1)],
+        "loss": [_product(len(rows), d, C) for rows in torch.arange(B * k).split(block)],
+    }
+    return {
+        name: tuple(lambda works=works: [work() for work in works] for works in zip(*pairs, strict=True))
+        for name, pairs in parts.items()
+    }
 
 
-def _product(m: int, inner: int, n: int, many: int = 1, to_input: bool = True) -> Work:
-    """`many` products (m, inner)·(inner, n) and, for each, the two of its backward pass."""
+def _product(m: int, inner: int, n: int, many: int = 1, to_input: bool = True) -> tuple[Work, Work]:
+    """`many` products (m, inner)·(inner, n) and, for each, the two of its backward pass: torch's, and wide ones."""
     shapes = [(m, inner), (inner, n), (m, n)]
     x, weight, y = (torch.randn(*((many, *shape) if many > 1 else shape)) for shape in shapes)
-    to_x, to_weight, times = torch.empty_like(x), torch.empty_like(weight), torch.bmm if many > 1 else torch.mm
+    to_x, to_weight, product = torch.empty_like(x), torch.empty_like(weight), torch.bmm if many > 1 else torch.mm
 
-    def work() -> None:
-        times(x, weight, out=y)
-        times(x.mT, y, out=to_weight)
+    def bare() -> None:
+        product(x, weight, out=y)
+        product(x.mT, y, out=to_weight)
         if to_input:
-            times(y, weight.mT, out=to_x)
+            product(y, weight.mT, out=to_x)
 
-    return work
+    def wide() -> None:
+        times(x, weight.T)
+        times(x.T, y.T)
+        if to_input:
+            times(y, weight)
+
+    return bare, bare if many > 1 else wide
 
 
 def parts_of_a_step(model: TwoTower, drawn: Drawn) -> dict[str, tuple[Work, Work]]:

@@ -21,6 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bachlib import BachError
+from bachlib.model.products import times
 
 Heads = Float[Tensor, "B k d"]
 Items = Float[Tensor, "C d"]  # candidates
@@ -132,11 +133,10 @@ def bits_in_blocks(heads: Heads, items: Items, tau: float, pairs: Pairs):
     size = min(B, rows_per_block(k * C))
     edges = [*range(0, B, size), B]
     cuts = torch.searchsorted(pairs[0], torch.tensor(edges, device=heads.device)).tolist()
-    room = heads.new_empty(size * k, C)
     for number, start in enumerate(edges[:-1]):
         rows, part = slice(start, edges[number + 1]), slice(cuts[number], cuts[number + 1])
         block = heads[rows].reshape(-1, d)
-        logits = torch.mm(block, scaled.T, out=room[: len(block)]).view(-1, k, C)
+        logits = times(block, scaled).view(-1, k, C)
         row, candidate, by = (x[part] for x in pairs)
         logits[row - start, :, candidate] += by[:, None] / BIT
         yield rows, block, logits
@@ -175,8 +175,8 @@ class _Reconstruction(torch.autograd.Function):
             log_p[rows] = logit[rows] - (z.log() + shift).view(-1, k)
             if wanted:
                 weight = (gamma[rows].reshape(-1) / z)[:, None]
-                to_heads[rows] = ((e @ weighted) * -weight).view(-1, k, d)  # (b, k, d)
-                to_items.addmm_(e.T, block * weight, alpha=-1 / tau)
+                to_heads[rows] = (times(e, weighted.T) * -weight).view(-1, k, d)  # (b, k, d)
+                to_items -= times((block * (weight / tau)).T.contiguous(), e.T).T
         if wanted:
             to_items *= w[:, None]  # of the negatives
             to_heads += (gamma / tau)[..., None] * at_positive[:, None, :]
@@ -298,8 +298,8 @@ class _AllTargets(torch.autograd.Function):
                 if best:  # each candidate's share goes to its best head
                     e = logits.zero_().scatter_(1, head, e.mul_(weight)[:, None]).view(-1, C)
                     weight = torch.ones_like(weight[:1])
-                to_heads[rows] = ((e @ weighted) * -weight).view(-1, k, d)
-                to_items.addmm_(e.T, weight * block, alpha=-1 / tau)
+                to_heads[rows] = (times(e, weighted.T) * -weight).view(-1, k, d)
+                to_items -= times((block * (weight / tau)).T.contiguous(), e.T).T
         if wanted:
             to_items *= w[:, None]
         ctx.save_for_backward(to_heads, to_items, log_p, gamma, gamma * (of_others - 1))

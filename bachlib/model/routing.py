@@ -29,6 +29,7 @@ from bachlib.model.onepass import (
     reconstruction,
     reconstruction_of_all,
 )
+from bachlib.model.products import times
 
 
 def standard(
@@ -135,8 +136,8 @@ class _AllMultihead(torch.autograd.Function):
                 share = best.div_(-z[:, None])  # ∂/∂(best logit): 1[positive] − softmax, both divided by w
                 share.scatter_add_(1, target, 1 / w[target])
                 routed = logits.zero_().scatter_(1, head[:, None, :], share[:, None, :]).view(-1, C)
-                to_heads[rows] = (routed @ weighted).view(-1, k, d)
-                to_items.addmm_(routed.T, block, alpha=1 / tau)
+                to_heads[rows] = times(routed, weighted.T).view(-1, k, d)
+                to_items += times((block / tau).T.contiguous(), routed.T).T
         if wanted:
             to_items *= w[:, None]
         ctx.save_for_backward(to_heads, to_items)

@@ -22,11 +22,11 @@ import math
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import linear, normalize
+from torch.nn.functional import dropout, normalize
 
 from bachlib import BachError
-from bachlib.model.attention import pool
 from bachlib.model.onepass import in_full
+from bachlib.model.products import Linear, linear
 
 Tokens = Float[Tensor, "B n d"]
 History = Int[Tensor, "B n"]
@@ -49,7 +49,7 @@ class ItemTower(nn.Module):
         random = torch.randn(table.shape, generator=torch.Generator().manual_seed(0)).to(table) / d**0.5
         met = table.norm(dim=-1, keepdim=True) > 1e-6  # the row of an item without training events is 0
         self.register_buffer("table", torch.where(met, table, random))
-        self.residual = nn.Sequential(nn.Linear(d, width), nn.GELU(), nn.Linear(width, d))
+        self.residual = nn.Sequential(Linear(d, width), nn.GELU(), Linear(width, d))
         nn.init.zeros_(self.residual[2].weight)
         nn.init.zeros_(self.residual[2].bias)
 
@@ -108,20 +108,29 @@ class ClsTower(nn.Module):
         w_q, w_k, w_v = attention.in_proj_weight.chunk(3)
         b_q, _, b_v = attention.in_proj_bias.chunk(3)  # the key's bias shifts all scores of a query: no effect
         query = linear(cls, w_q, b_q).view(self.k, a, -1) / math.sqrt(w // a)
-        through_key = torch.einsum("kae,aew->akw", query, w_k.view(a, -1, w))
-        rows, queries, token = cls[None], through_key[None], self.cls
-        if self.context is not None:
+        through_key = torch.einsum("kae,aew->akw", query, w_k.view(a, -1, w)).reshape(a * self.k, w)
+        scores = (x.reshape(-1, w) @ through_key.T).view(B, n, -1)  # (B, n, a·k)
+        scores = scores.masked_fill((history < 0)[..., None], -torch.inf).transpose(1, 2)
+        among_cls = (through_key @ cls.T).expand(B, -1, -1)  # (B, a·k, k)
+        token = self.cls
+        if self.context is not None:  # what it changes comes on top, so that a map of zeros changes no bit
             token = self._with(context)
-            rows = layer.norm1(token)  # (B, k, w)
-            asked = linear(rows - cls, w_q).view(B, self.k, a, -1) / math.sqrt(w // a)
-            queries = queries + torch.einsum("bkae,aew->bakw", asked, w_k.view(a, -1, w))
-        dropped = self.p_dropout if self.training else 0.0
-        pooled, total = pool(queries, x, rows, history < 0, dropped)  # (a, B, k, w), (B, a·k)
-        values = torch.einsum("abkw,aew->bkae", pooled, w_v.view(a, -1, w))
-        values = values + total.view(B, a, self.k).transpose(1, 2)[..., None] * b_v.view(a, -1)
-        y = token + layer.dropout1(attention.out_proj(values.reshape(B, self.k, w)))
-        hidden = layer.dropout(layer.activation(layer.linear1(layer.norm2(y))))
-        return self.back(y + layer.dropout2(layer.linear2(hidden)))
+            moved = layer.norm1(token) - cls  # (B, k, w)
+            asked = linear(moved, w_q).view(B, self.k, a, -1) / math.sqrt(w // a)
+            asked = torch.einsum("bkae,aew->bakw", asked, w_k.view(a, -1, w)).reshape(B, a * self.k, w)
+            scores = scores + asked @ x.mT
+            among_cls = among_cls + through_key @ moved.mT + asked @ (cls + moved).mT
+        weights = dropout(torch.cat([scores, among_cls], -1).softmax(-1), self.p_dropout, self.training)
+        of_items, of_cls = weights.split((n, self.k), -1)
+        pooled = of_items @ x + of_cls @ cls  # (B, a·k, w)
+        if self.context is not None:
+            pooled = pooled + of_cls @ moved
+        values = torch.einsum("bakw,aew->bkae", pooled.view(B, a, self.k, w), w_v.view(a, -1, w))
+        values = values + weights.sum(-1).view(B, a, self.k).transpose(1, 2)[..., None] * b_v.view(a, -1)
+        out, wider, narrower = attention.out_proj, layer.linear1, layer.linear2
+        y = token + layer.dropout1(linear(values.reshape(B, self.k, w), out.weight, out.bias))
+        hidden = layer.dropout(layer.activation(linear(layer.norm2(y), wider.weight, wider.bias)))
+        return self.back(y + layer.dropout2(linear(hidden, narrower.weight, narrower.bias)))
 
     def plain(self, tokens: Tokens, history: History, context: Context = None) -> Float[Tensor, "B k d"]:
         """All rows through PyTorch's layer; `forward` is tested against it."""
@@ -163,9 +172,7 @@ class KappaNet(nn.Module):
 
     def __init__(self, d: int, tau: float):
         super().__init__()
-        self.net = nn.Sequential(
-            nn.Linear(d, 4 * d), nn.GELU(), nn.Linear(4 * d, 4 * d), nn.GELU(), nn.Linear(4 * d, 1)
-        )
+        self.net = nn.Sequential(Linear(d, 4 * d), nn.GELU(), Linear(4 * d, 4 * d), nn.GELU(), Linear(4 * d, 1))
         nn.init.zeros_(self.net[4].weight)
         nn.init.constant_(self.net[4].bias, -math.log(tau))
 
