@@ -299,7 +299,7 @@ class _AllTargets(torch.autograd.Function):
                     e = logits.zero_().scatter_(1, head, e.mul_(weight)[:, None]).view(-1, C)
                     weight = torch.ones_like(weight[:1])
                 to_heads[rows] = (times(e, weighted.T) * -weight).view(-1, k, d)
-                to_items -= times((block * (weight / tau)).T.contiguous(), e.T).T
+                to_items -= times(((weight / tau) * block).T.contiguous(), e.T).T
         if wanted:
             to_items *= w[:, None]
         ctx.save_for_backward(to_heads, to_items, log_p, gamma, gamma * (of_others - 1))
