@@ -44,10 +44,6 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, g):
-        x, weight = ctx.saved_tensors
+        g, (x, weight) = g.contiguous(), ctx.saved_tensors  # oneDNN is slow with some layouts and with narrow sums
         to_x, to_weight, to_bias = ctx.needs_input_grad
-        return (
-            times(g, weight.T) if to_x else None,
-            times(g.T, x.T) if to_weight else None,
-            g.sum(0) if to_bias else None,
-        )
+        return times(g, weight.T) if to_x else None, g.T @ x if to_weight else None, g.sum(0) if to_bias else None
