@@ -422,7 +422,7 @@ def test_serving_scores_are_the_log_density(kernel):
 def test_wide_products_are_products(monkeypatch):
     """Values and gradients of `linear` against PyTorch's in float32, and by differences in float64."""
     torch.manual_seed(0)
-    a, b = torch.randn(5, 7), torch.randn(4, 7)
+    a, b = torch.randn(5, 70), torch.randn(4, 70)
     for x, y in ((a, b), (a.double(), b.double()), (a.T.contiguous().T, b.T.contiguous().T)):
         torch.testing.assert_close(products.times(x, y), x @ y.T)
     x, layer = torch.randn(2, 3, 7, requires_grad=True), products.Linear(7, 4)

@@ -13,6 +13,8 @@ from torch.autograd.function import once_differentiable
 WIDE = torch.backends.cpu.get_cpu_capability() == "AVX512"
 ONEDNN = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if WIDE else None
 
+NARROW = 64  # below this many terms per sum oneDNN may be slower
+
 
 def fast(*tensors: Tensor) -> bool:
     return ONEDNN is not None and all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors)
@@ -20,7 +22,7 @@ def fast(*tensors: Tensor) -> bool:
 
 def times(a: Float[Tensor, "m d"], b: Float[Tensor, "n d"]) -> Float[Tensor, "m n"]:
     """a bᵀ, without gradient."""
-    return ONEDNN(a, b, None, "none", [], "") if fast(a, b) else a @ b.T
+    return ONEDNN(a, b, None, "none", [], "") if a.shape[1] >= NARROW and fast(a, b) else a @ b.T
 
 
 def linear(x: Float[Tensor, "... d"], weight: Float[Tensor, "e d"], bias: Tensor | None = None) -> Tensor:
