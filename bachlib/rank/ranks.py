@@ -28,9 +28,12 @@ Users = Int[np.ndarray, " U"]
 Exclude = Literal["earlier", "history", "nothing"]
 
 
-def sample_users(dataset: Dataset, at_most: int, seed: int, cold: bool = False) -> Users:
-    """The users that are trained on (or the cold ones), ascending; if there are more than `at_most`, a random draw."""
-    users = dataset.cold if cold else dataset.warm
+def sample_users(dataset: Dataset, at_most: int, seed: int, cold: bool = False, split: Split = "test") -> Users:
+    """The users that are trained on (or the cold ones) and have held-out items, ascending; if there are more than
+    `at_most`, a random draw."""
+    users = np.intersect1d(dataset.cold if cold else dataset.warm, dataset.evaluated(split))
+    if not len(users):
+        raise BachError(f"no {'cold ' if cold else ''}user of {dataset!r} has {split} items and a history before them")
     if len(users) <= at_most:
         return users
     return np.sort(np.random.default_rng(seed).choice(users, at_most, replace=False))
@@ -41,7 +44,7 @@ class Scored(NamedTuple):
 
     users: Int[np.ndarray, " B"]
     scores: Float[Tensor, "B n_items"]
-    targets: Int[Tensor, "B 10"]
+    targets: Int[Tensor, "B 10"]  # a user with fewer is padded with −1
 
 
 @torch.no_grad()
@@ -124,18 +127,18 @@ def rank_blocks(
                 starts = np.searchsorted(key, np.arange(len(block) + 1) * dataset.n_items)
                 weights = (x.double().numpy() for x in (log_weight, kappa))
                 targets = dataset.targets(block, split)
-                yield (
-                    block,
-                    counting.counted_ranks(
-                        heads.contiguous(), items, *weights, rule, targets, key % dataset.n_items, starts
-                    ),
+                some = np.maximum(np.where(targets >= 0, targets, targets[:, :1]), 0)  # a target in place of padding
+                found = counting.counted_ranks(
+                    heads.contiguous(), items, *weights, rule, some, key % dataset.n_items, starts
                 )
+                yield block, np.where(targets >= 0, found, 0)
     finally:
         model.train(was_training)
 
 
 def ranks(scores: Float[Tensor, "B n"], targets: Int[Tensor, "B m"]) -> Int[np.ndarray, "B m"]:
-    """1 + the number of items with a higher score, or an equal score and a lower number; faster than sorting."""
+    """1 + the number of items with a higher score, or an equal score and a lower number; faster than sorting. The rank
+    of padding (−1) is 0."""
     if scores.device.type != "cpu":
         return plain_ranks(scores, targets).cpu().numpy()
     values, wanted = scores.numpy(), targets.numpy()
@@ -146,13 +149,14 @@ def ranks(scores: Float[Tensor, "B n"], targets: Int[Tensor, "B m"]) -> Int[np.n
             np.greater_equal(value[: item + 1], own, out=better[: item + 1])  # the item itself is the 1
             np.greater(value[item + 1 :], own, out=better[item + 1 :])
             found[row, j] = np.count_nonzero(better)
-    return found
+    return np.where(wanted >= 0, found, 0)
 
 
 def plain_ranks(scores: Float[Tensor, "B n"], targets: Int[Tensor, "B m"]) -> Int[Tensor, "B m"]:
     """`ranks` with comparisons of whole blocks, for any device."""
+    there, targets = targets >= 0, targets.clamp(min=0)
     own = scores.gather(1, targets)
     number = torch.arange(scores.shape[1], device=scores.device)
     better = [(scores > own[:, j, None]).sum(1) for j in range(targets.shape[1])]
     tied = [((scores == own[:, j, None]) & (number < targets[:, j, None])).sum(1) for j in range(targets.shape[1])]
-    return 1 + torch.stack(better, 1) + torch.stack(tied, 1)
+    return (1 + torch.stack(better, 1) + torch.stack(tied, 1)) * there
