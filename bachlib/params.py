@@ -14,6 +14,7 @@ MIN_ITEMS = 1 + N_NEXT + N_VALID + N_TEST  # the shortest sequence that gives a 
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 Kernel = Literal["power-spherical", "von-mises-fisher"]
+ServeBy = Literal["density", "max", "softmax"]
 Role = Literal["user", "item", "time", "rating", "title", "genre"]
 
 

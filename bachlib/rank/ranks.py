@@ -19,8 +19,9 @@ from torch.nn import Module
 
 from bachlib import BachError, NotFinite
 from bachlib.data.dataset import Dataset, Split
+from bachlib.model.mixture import served_by
 from bachlib.model.twotower import TwoTower
-from bachlib.params import N_HIST
+from bachlib.params import N_HIST, ServeBy
 
 BLOCK, USERS = 1 << 21, 512  # scores at a time, and users whose scores are not kept
 Users = Int[np.ndarray, " U"]
@@ -49,7 +50,12 @@ class Scored(NamedTuple):
 
 @torch.no_grad()
 def score_blocks(
-    model: Module, dataset: Dataset, users: Users, split: Split, exclude: Exclude = "earlier"
+    model: Module,
+    dataset: Dataset,
+    users: Users,
+    split: Split,
+    exclude: Exclude = "earlier",
+    serve_by: ServeBy = "density",
 ) -> Iterator[Scored]:
     """Scores of the whole catalogue, a block of users at a time."""
     was_training, n_hist = model.training, getattr(model, "n_hist", N_HIST)
@@ -62,6 +68,7 @@ def score_blocks(
             block = users[start : start + size]
             history, targets = dataset.history(block, split, n_hist), dataset.targets(block, split)
             also = {"user": block, "items": items, "context": dataset.context_for(model, block, split)}
+            also["serve_by"] = serve_by
             scores = torch.as_tensor(model.score(history, **{name: also[name] for name in also if name in takes}))
             if scores.shape != (len(block), dataset.n_items):
                 wanted = f"(B, n_items) = {(len(block), dataset.n_items)}"
@@ -90,7 +97,12 @@ def target_ranks(model: Module, dataset: Dataset, users: Users, split: Split) ->
 
 
 def rank_blocks(
-    model: Module, dataset: Dataset, users: Users, split: Split, exclude: Exclude = "earlier"
+    model: Module,
+    dataset: Dataset,
+    users: Users,
+    split: Split,
+    exclude: Exclude = "earlier",
+    serve_by: ServeBy = "density",
 ) -> Iterator[tuple[Users, Int[np.ndarray, "B 10"]]]:
     """(users, ranks of their held-out items), a block of users at a time.
 
@@ -98,7 +110,7 @@ def rank_blocks(
     of a model of one's own are compared as they are.
     """
     if not (getattr(model.score, "__func__", None) is TwoTower.score and str(model.device) == "cpu"):
-        for block in score_blocks(model, dataset, users, split, exclude):
+        for block in score_blocks(model, dataset, users, split, exclude, serve_by):
             yield block.users, ranks(block.scores, block.targets)
         return
     counting, was_training = import_module("bachlib.rank.counting"), model.training  # numba is imported late
@@ -117,9 +129,10 @@ def rank_blocks(
                 heads, log_pi, kappa = model.encode(*at)
                 if not bool(heads.isfinite().all() & log_pi.isfinite().all() & items.isfinite().all()):
                     raise NotFinite("the model's vectors are not finite: its weights have diverged")
+                log_pi, kappa, kernel = served_by(serve_by, heads, items, log_pi, kappa, model.kernel, model.tau)
                 rule, log_weight, kappa = "max over heads", torch.zeros_like(log_pi), kappa.double()
-                if model.kernel:
-                    rule, log_weight = model.kernel.name, log_pi + model.kernel.log_normalizer(kappa, heads.shape[-1])
+                if kernel:
+                    rule, log_weight = kernel.name, log_pi + kernel.log_normalizer(kappa, heads.shape[-1])
                 else:
                     kappa = torch.ones_like(kappa)
                 row, item = _excluded(dataset, block, split, exclude, model.n_hist)
