@@ -58,7 +58,7 @@ def test_the_periods_are_those_of_the_log(dated, likes):
             assert past[past >= 0].tolist() == before[-50:]
             assert (u in dated.evaluated(split)) == bool(wanted and before)
     day = pd.to_datetime([valid, test], unit="s").strftime("%Y-%m-%d").tolist()
-    assert list(dated.meta["split"]["from"].values()) == day
+    assert [dated.meta["split"]["from"][split] for split in ("valid", "test")] == day
     assert dated.meta["split"]["users"] == {s: len(dated.evaluated(s)) for s in ("valid", "test")}
     assert 10 <= len(dated.evaluated("test")) < dated.n_users, "the test would show nothing"
 
@@ -206,7 +206,10 @@ def test_every_encoder_trains_on_dates(dated):
     assert strict.n_windows == len(Windows(strict))
 
 
-def test_the_leak(dated):
+def test_the_leak(folder, dated, tmp_path):
+    with pytest.raises(BachError, match="same_size: users without later likes have"):
+        evaluation.leaked(dated, same_size=True)
+    dated = prepare("planted", folder, tmp_path / "few", split="global-time", min_items=60, quiet=True)
     users = dated.evaluated("test")
     leaky, same = (evaluation.leaked(dated, same_size=same) for same in (False, True))
     mine = leaky.evaluated("test")

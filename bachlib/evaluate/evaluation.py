@@ -261,7 +261,12 @@ def leaked(dataset: Dataset, *, same_size: bool = False, seed: int = 0) -> Datas
     before, now = (windows_of_prefixes(data.begins["valid"]) for data in (dataset, view))
     if same_size:
         out = rng.permutation(np.flatnonzero(others & (now == before)))
-        out = out[np.cumsum(now[out]) - now[out] < (now - before).sum()]
+        more = (now - before).sum()
+        if now[out].sum() < more:
+            raise BachError(
+                f"same_size: users without later likes have {now[out].sum():,} windows, fewer than {more:,}"
+            )
+        out = out[np.cumsum(now[out]) - now[out] < more]
         now[out] = 0
         for begin in view.begins.values():
             begin[out] = 0
