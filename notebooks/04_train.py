@@ -48,10 +48,11 @@ import pandas as pd
 import torch
 from torch import nn
 
-from bachlib.evaluate import diagnostics, evaluate, meaning
+from bachlib.evaluate import answers, diagnostics, evaluate, meaning
 from bachlib.experiment.stages import prepared, run_name, settings, trained
 from bachlib.files import output_dir, record
 from bachlib.model import methods, towers, twotower
+from bachlib.params import TrainParams
 from bachlib.rank.ranks import sample_users
 from bachlib.show import plots
 from bachlib.show.source import source_of
@@ -427,6 +428,20 @@ pd.DataFrame(both).rename_axis("targets").rename(columns="seed {}".format).round
 # the negatives and the draws of the other rows, which stay the candidates.) Validation AUPRC is the same for the first
 # seed and higher for the second; two short trainings prove nothing. On MovieLens-1M the gain is clear, see
 # [LOG.md](../LOG.md). A step of p-BACH takes about as long as with one target.
+
+# %% [markdown]
+# ## 13 · Whose steps are noisiest?
+#
+# The *noise* of a step is the variance of its gradient, divided by the squared length of the mean gradient. Below 1 a
+# single step points mostly in the right direction. We measure it for the trained models, with the same windows and
+# negatives for all, and without dropout:
+
+# %%
+noise = answers.gradient_noise({name: run.model for name, run in first.items()}, dataset, TrainParams(**p.train))
+plots.noted(plots.gradient_noise(noise), alone)
+
+# %% [markdown] tags=["lesson"]
+# NOISE LESSON
 
 # %% [markdown] tags=["lesson"]
 # ## Exercises

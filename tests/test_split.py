@@ -207,8 +207,9 @@ def test_every_encoder_trains_on_dates(dated):
 
 
 def test_the_leak(folder, dated, tmp_path):
-    with pytest.raises(BachError, match="same_size: users without later likes have"):
-        evaluation.leaked(dated, same_size=True)
+    assert evaluation.leaked(dated, same_size=True).n_windows > dated.n_windows, (
+        "all have later likes: none to leave out"
+    )
     dated = prepare("planted", folder, tmp_path / "few", split="global-time", min_items=60, quiet=True)
     users = dated.evaluated("test")
     leaky, same = (evaluation.leaked(dated, same_size=same) for same in (False, True))

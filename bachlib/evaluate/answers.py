@@ -93,13 +93,15 @@ def calibration_controls(held: Mapping[str, HeldOut], seed: int = 0) -> pd.DataF
     return pd.DataFrame(rows).T
 
 
-def genre_coverage(models: Models, dataset: Dataset, users: Users, seed: int = 0) -> pd.DataFrame:
+def genre_coverage(
+    models: Models, dataset: Dataset, users: Users, seed: int = 0, member: Float[np.ndarray, "n g"] | None = None
+) -> pd.DataFrame:
     """How much of the genres of a user's test items the heads stand for, and with another user's heads and π.
 
     covered: Σ_j s_j max_r p_r(j); overlap: Σ_j min(s_j, Σ_r π_r p_r(j)). s_j is the share of genre j in the user's test
-    items, p_r(j) its share in the softmax of head r over the catalogue.
+    items, p_r(j) its share in the softmax of head r over the catalogue. `member`: other labels than the genres.
     """
-    member = dataset.genres.member
+    member = dataset.genres.member if member is None else member
     if not member.shape[1]:
         raise BachError("genre_coverage needs items with genres; this data set has none")
     member = member / np.maximum(member.sum(1, keepdims=True), 1)  # an item with two genres counts half for each

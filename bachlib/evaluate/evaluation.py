@@ -250,7 +250,7 @@ def leaked(dataset: Dataset, *, same_size: bool = False, seed: int = 0) -> Datas
     on, later likes too, as with the paper's split. So a model knows what others liked after a user's test date.
 
     This is also more data. With `same_size`, random users without later likes are left out of the training until it has
-    no more windows than without the leak.
+    no more windows than without the leak, or until none of them is left.
     """
     if "split" not in dataset.meta or dataset.cold is not None:
         raise BachError(f"leaked needs data with split='global-time' and without cold users; got {dataset!r}")
@@ -261,12 +261,7 @@ def leaked(dataset: Dataset, *, same_size: bool = False, seed: int = 0) -> Datas
     before, now = (windows_of_prefixes(data.begins["valid"]) for data in (dataset, view))
     if same_size:
         out = rng.permutation(np.flatnonzero(others & (now == before)))
-        more = (now - before).sum()
-        if now[out].sum() < more:
-            raise BachError(
-                f"same_size: users without later likes have {now[out].sum():,} windows, fewer than {more:,}"
-            )
-        out = out[np.cumsum(now[out]) - now[out] < more]
+        out = out[np.cumsum(now[out]) - now[out] < (now - before).sum()]
         now[out] = 0
         for begin in view.begins.values():
             begin[out] = 0
