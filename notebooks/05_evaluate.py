@@ -209,14 +209,15 @@ pd.DataFrame({name: found[name, seed].means for name in names}).T.reindex(column
 users = np.array(ours.per_user.index)
 some, genres, curves = users[:1000], meaning.topics_of(dataset).member, {}
 past = [np.concatenate(dataset.split(u)[:2]) for u in some]
-for name in ("standard", "all-multihead", "p-bach"):
+for name in ("all-multihead", "standard", "p-bach"):
     server = Retriever(runs[name, seed].model, "exact")
     longer = server.retrieve(past, 200)
     vectors = server.vectors(longer)
     curves[name] = lambda strength, longer=longer, vectors=vectors: (
         longer.take(rerank.mmr(longer.scores, vectors, 50, 1 - strength)).items
     )
-equal = answers.diversity_and_recall(curves, [0.0, 0.1, 0.2, 0.4], dataset.targets(some, "test"), genres)
+strengths, wanted = [0.0, 0.6, 0.8, 0.9, 0.95, 0.98], dataset.targets(some, "test")
+equal = answers.diversity_and_recall(curves, strengths, wanted, genres)
 plots.noted(plots.diversity_and_recall(equal), alone)
 
 # %% [markdown] tags=["lesson"]
