@@ -213,6 +213,12 @@ class Targets(NamedTuple):
     items: Int[Tensor, "B M"]  # the item of each target; −1: this row has fewer
     vectors: Float[Tensor, "B M d"]
 
+    @classmethod
+    def of_one(cls, items: Items, positive: Rows, weights: Weights) -> Targets:
+        """One target per row: what the row drew."""
+        ids = torch.arange(len(items), device=items.device)
+        return cls(ids, weights.candidate, positive, weights.own, positive[:, None], items[positive][:, None])
+
     def of(self, rows: Int[Tensor, " n"]) -> Targets:
         return Targets(self.ids, self.weight, *(x[rows] for x in self[2:]))
 
