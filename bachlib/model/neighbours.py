@@ -19,7 +19,8 @@ mean, times `remi_batch`: 128 by default, 1 for a plain mean. With hard negative
 correction for the sampling of negatives, so β > 0 turns this correction off. Its negatives are uniform, and then the
 correction is a constant. Ours include the positives of the batch.
 
-All take one target or all targets of a window, in one pass over the candidates.
+All take one target or all targets of a window. One pass over the candidates gives value and gradients; with all targets
+bam takes one for each drawn head, remi one for each target.
 """
 
 from __future__ import annotations
@@ -49,9 +50,8 @@ def of_all(
     chosen, B = torch.nn.functional.one_hot(head, heads.shape[1]).to(heads.dtype), len(heads)
     shares, of_one = targets.mean(chosen), partial(against_each, kind=pairwise)
     if rule == "remi":
-        rows, r = chosen.any(1).nonzero().T
-        gamma, of_one = gamma[rows] * chosen[rows, :, r], partial(against_hard, beta=beta)
-        heads, targets = heads[rows, r][:, None], targets.of(rows)
+        heads = heads.gather(1, head[..., None].expand(-1, -1, heads.shape[-1])).flatten(0, 1)[:, None]  # (B·M, 1, d)
+        gamma, targets, of_one = gamma.view(-1, 1), targets.one_per_row(), partial(against_hard, beta=beta)
     heads, items = in_full(heads), in_full(items)
     with torch.autocast(heads.device.type, enabled=False):
         left_out, beside = targets.left_out()
