@@ -18,7 +18,8 @@ from torch.nn.functional import one_hot, softplus
 from bachlib import BachError
 from bachlib.data import Windows
 from bachlib.experiment.settings import Experiment
-from bachlib.model import mixture, neighbours, onepass
+from bachlib.model import candidates, mixture, neighbours, onepass
+from bachlib.model.candidates import Targets
 from bachlib.model.methods import METHODS, Method, build
 from bachlib.model.sphere import KERNELS
 from bachlib.params import ModelParams, noted
@@ -88,7 +89,7 @@ def test_weights_are_copies():
     """Distinct candidates with their counts as weights: values and gradients of the list of all draws."""
     for rule in RULES:
         c = case(B=6, k=3, C=40)
-        ids, row = onepass.each_once(c["ids"], 9)
+        ids, row = candidates.each_once(c["ids"], 9)
         counts = torch.bincount(row).double()
         once = c | {"ids": ids, "counted": (counts, row[:6], counts[row[:6]] - 1)}
         wanted, expected = value_and_slopes(fast, rule, c, 0.07)
@@ -164,7 +165,8 @@ def test_maxmf_by_hand():
     items = torch.tensor([[0.8, 0.6], [0.28, 0.96], [-0.6, -0.8], [0.6, 0.8]], dtype=torch.float64)
     s, tau = [0.8, 0.96, -0.6, 0.8], 0.2
     x = [(score - s[0]) / tau for score in s[1:]]
-    targets = onepass.Targets.of_one(items, torch.tensor([0]), onepass.or_ones(None, items, torch.tensor([0])))
+    first, ones = torch.tensor([0]), items.new_ones(4)
+    targets = Targets(torch.arange(4), ones, first, ones[:1], first[:, None], items[first][:, None])
     above = [1 + value for value in x if value > -1]
     assert len(above) == 2
     wanted = {
@@ -179,13 +181,13 @@ def test_maxmf_by_hand():
 def test_warp_is_the_expectation_of_its_draw():
     """WSABIE draws a violating negative and weights its hinge by 1 + 1/2 + … + 1/rank."""
     x, s = torch.randn(1, 50, dtype=torch.float64), torch.tensor([0.3], dtype=torch.float64)
-    value, *_ = neighbours.against_each(x, torch.ones_like(x), s, "warp")
+    value, *_ = neighbours.against_each(x, torch.ones_like(x), s, s, "warp")
     hinge = [1 + float(score - s) for score in x[0] if score > s - 1]
     weight = sum(1 / rank for rank in range(1, len(hinge) + 1))
     assert value.item() == pytest.approx(np.mean([weight * h for h in hinge]), rel=1e-10) and 5 < len(hinge) < 50
     far = torch.tensor([9.0], dtype=torch.float64)
     for kind in ("hinge", "warp"):  # the margin is kept: no loss, no gradient
-        value, to_x, to_s = neighbours.against_each(x, torch.ones_like(x), far, kind)
+        value, to_x, to_s = neighbours.against_each(x, torch.ones_like(x), far, far, kind)
         assert value == 0 and not to_x.any() and not to_s.any()
 
 
@@ -208,7 +210,9 @@ def test_hard_negatives_in_the_limit():
     """As β grows, all N negatives become copies of the hardest one."""
     x, s = torch.randn(4, 30, dtype=torch.float64), torch.zeros(4, dtype=torch.float64)
     hardest = torch.nn.functional.softplus(x.amax(1) + np.log(30))
-    values = [neighbours.against_hard(x, torch.ones_like(x), s, beta)[0] for beta in (0.0, 1.0, 10.0, 1e4)]
+    values = [
+        neighbours.against_hard(x, torch.ones_like(x), s, torch.ones_like(s), beta)[0] for beta in (0.0, 1.0, 10.0, 1e4)
+    ]
     assert all((less < more).all() for less, more in pairwise(values))
     torch.testing.assert_close(values[-1], hardest)
     torch.testing.assert_close(values[0], torch.nn.functional.softplus(x.logsumexp(1)))
@@ -253,6 +257,31 @@ def test_the_regulariser_spreads_attention(world):
             attention = model.encoder.attend(model.token_rows()[batch[0]], batch[0])[1]
         spread.append(attention.square().sum(-1).mean().item())
     assert spread[1] < 0.03 < spread[0]  # 1/50 where all positions count the same
+
+
+def test_corrected_and_without_the_next_ten(world):
+    """`log_q` weights a draw of item j by 1/q_j, and `false_negatives="next"` leaves out `following`; by hand."""
+    history, positive, negatives = batch_of(world, 6)
+    following = torch.from_numpy(next(iter(Windows(world, 6, following=True))).following)
+    negatives = torch.cat([negatives, negatives[:20], following[:3].flatten()])
+    expected = 0.1 + torch.rand(world.n_items, dtype=torch.float64)
+    drawn = torch.cat([positive, negatives])
+    for name, k in (("remi", 1), ("maxmf", 3)):
+        model = away_from_the_start(build(name, world, k, remi_lambda=0, maxmf_loss="bpr", **STILL).double())
+        found = model.objective(history, positive, negatives, expected=expected, following=following).loss
+        s, wanted = (model.encode(history).heads @ model.items().T).amax(1) / model.tau, 0.0
+        for n in range(6):
+            left = ~torch.isin(drawn, following[n])
+            x, w, own = s[n, drawn[left]], 1 / expected[drawn[left]], s[n, positive[n]]
+            if name == "maxmf":
+                wanted += (w * softplus(x - own)).sum() / w.sum() / 6
+                continue
+            others = w.sum() * (w * (2 * x).exp()).sum() / (w * x.exp()).sum()
+            own = own.exp() / expected[positive[n]]
+            wanted += (1 + others / own).log() / 6
+        assert found.item() == pytest.approx(wanted.item(), rel=1e-10)
+        even = model.objective(history, positive, negatives, expected=torch.full_like(expected, 3.0)).loss
+        assert even.item() == pytest.approx(model.loss(history, positive, negatives).item(), rel=1e-10)
 
 
 # ------------------------------------------------------------------------------------------------- training, bad input

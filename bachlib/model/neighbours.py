@@ -17,7 +17,7 @@ REMI's published code has λ = 100, and β = 10, 1 or 0.1 for its three data set
 regulariser over a batch of 128 windows, while the loss is a mean, so λ depends on the size of the batch. Here it is the
 mean, times `remi_batch`: 128 by default, 1 for a plain mean. With hard negatives that code takes the logits before its
 correction for the sampling of negatives, so β > 0 turns this correction off. Its negatives are uniform, and then the
-correction is a constant. Ours include the positives of the batch.
+correction is a constant. Ours include the positives of the batch; `log_q=True` corrects for them with any β.
 
 All take one target or all targets of a window. One pass over the candidates gives value and gradients; with all targets
 bam takes one for each drawn head, remi one for each target.
@@ -32,8 +32,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bachlib.model import routing
-from bachlib.model.mixture import Heads, Items, PerHead, check_shapes
-from bachlib.model.onepass import Targets, by_rows, in_full, logits_in_blocks, only_once
+from bachlib.model.candidates import Heads, Items, PerHead, Targets, by_rows, check_shapes, in_full
+from bachlib.model.onepass import logits_in_blocks, only_once
 
 RULES = ("bam", "maxmf", "remi")
 
@@ -54,10 +54,11 @@ def of_all(
         gamma, targets, of_one = gamma.view(-1, 1), targets.one_per_row(), partial(against_hard, beta=beta)
     heads, items = in_full(heads), in_full(items)
     with torch.autocast(heads.device.type, enabled=False):
-        left_out, beside = targets.left_out()
-        beside = beside - torch.eye(beside.shape[1]).to(beside)
+        pairs, beside = targets.exceptions()
+        beside = beside.masked_fill(torch.eye(beside.shape[1], dtype=torch.bool, device=beside.device), 0.0)
         s = targets.logits(heads, tau).amax(-1)
-        also = gamma.to(s), beside, targets.weight.to(s), left_out, tau, of_one
+        times = torch.ones_like(s) if targets.times is None else targets.times.to(s)
+        also = gamma.to(s), beside, targets.weight.to(s), times, pairs, tau, of_one
         return _PerTarget.apply(heads, items, s, *also) / B, shares
 
 
@@ -74,25 +75,28 @@ def routing_penalty(attention: Float[Tensor, "B k n"], d: int) -> Float[Tensor, 
 
 
 def against_hard(
-    x: Float[Tensor, "B C"], w: Float[Tensor, "B C"], s: Float[Tensor, " B"], beta: float
+    x: Float[Tensor, "B C"], w: Float[Tensor, "B C"], s: Float[Tensor, " B"], times: Float[Tensor, " B"], beta: float
 ) -> tuple[Float[Tensor, " B"], Float[Tensor, "B C"], Float[Tensor, " B"]]:
-    """REMI's loss for the logits s of positives and x of candidates with weights w; its slopes in x and in s."""
+    """REMI's loss for the logits s of positives with weights `times` and x of candidates with weights w; its slopes."""
     least = torch.finfo(x.dtype).tiny
     top = x.masked_fill(w == 0, -torch.inf).amax(1, keepdim=True).clamp(min=torch.finfo(x.dtype).min)
     e = (x - top).clamp(max=0.0)  # what has no weight may be above the top
     a = (beta * e).exp() * w
     b = e.exp() * a
     sum_a, sum_b = (of.sum(1, keepdim=True).clamp(min=least) for of in (a, b))
-    others = (w.sum(1, keepdim=True) * sum_b / sum_a).log() + top
-    behind = (others[:, 0] - s).sigmoid()
+    others = ((w.sum(1, keepdim=True) * sum_b / sum_a).log() + top)[:, 0] - times.log()
+    behind = (others - s).sigmoid()
     slopes = behind[:, None] * ((1 + beta) * b / sum_b - beta * a / sum_a)
-    return torch.nn.functional.softplus(others[:, 0] - s), slopes, -behind
+    return torch.nn.functional.softplus(others - s), slopes, -behind
 
 
 def against_each(
-    x: Float[Tensor, "B C"], w: Float[Tensor, "B C"], s: Float[Tensor, " B"], kind: str
+    x: Float[Tensor, "B C"], w: Float[Tensor, "B C"], s: Float[Tensor, " B"], times: Float[Tensor, " B"], kind: str
 ) -> tuple[Float[Tensor, " B"], Float[Tensor, "B C"], Float[Tensor, " B"]]:
-    """A pairwise loss for the logits s of positives and x of candidates with weights w; its slopes in x and in s."""
+    """A pairwise loss for the logits s of positives and x of candidates with weights w; its slopes in x and in s.
+
+    The weights make it a mean over draws as they should have been; a positive needs none.
+    """
     x = x - s[:, None]
     each = torch.nn.functional.softplus(x) if kind == "bpr" else (1 + x).clamp(min=0.0)
     slopes = w * (x.sigmoid() if kind == "bpr" else (x > -1).to(x))
@@ -109,9 +113,9 @@ class _PerTarget(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, heads, items, s, gamma, beside, w, left_out, tau, of_one):
+    def forward(ctx, heads, items, s, gamma, beside, w, times, pairs, tau, of_one):
         (_, k, d), C, scaled = heads.shape, len(items), items / tau
-        row, candidate, by = left_out
+        row, candidate, by = pairs
         total, to_s, to_heads, to_items = s.new_zeros(()), *map(torch.zeros_like, (s, heads, items))
         for rows, block, logits in logits_in_blocks(heads, scaled, by_rows(row[:0], candidate[:0], by[:0])):
             best, head = logits.max(1)  # (b, C)
@@ -120,7 +124,7 @@ class _PerTarget(torch.autograd.Function):
             counted[row[mine] - rows.start, candidate[mine]] *= by[mine].exp()
             slopes = torch.zeros_like(x)
             for m, share in enumerate(gamma[rows].T):
-                value, to_x, to_own = of_one(x, torch.cat([counted, beside[rows, m]], 1), s[rows, m])
+                value, to_x, to_own = of_one(x, torch.cat([counted, beside[rows, m]], 1), s[rows, m], times[rows, m])
                 total += share @ value
                 slopes.addcmul_(share[:, None], to_x)
                 to_s[rows, m] += share * to_own
@@ -134,4 +138,4 @@ class _PerTarget(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         only_once()
-        return *(slope * grad for slope in ctx.saved_tensors), *[None] * 6
+        return *(slope * grad for slope in ctx.saved_tensors), *[None] * 7
