@@ -437,7 +437,7 @@ pd.DataFrame(both).rename_axis("targets").rename(columns="seed {}".format).round
 #
 # | switch | values | question |
 # | --- | --- | --- |
-# | `posterior` | `spherical`, `contrastive` ($\gamma^{con}$), `prior` ($\gamma=\pi_u$) | What is the recognition model worth? |
+# | `posterior` | `spherical`, `contrastive` (EM), `prior` ($\gamma=\pi_u$) | What is the recognition model worth? |
 # | `through_gamma` | `True`, `False` (the M-step of EM) | Does it matter to differentiate through $\gamma$? |
 # | `temper` | 1.0, any weight of the entropy term | Calibration of $\pi_u$ against accuracy |
 # | `kappa` | `net`, `shared` (one learnt $\kappa$), `fixed` ($1/\tau$) | Is a $\kappa$ per head needed? |
