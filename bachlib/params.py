@@ -130,6 +130,14 @@ class ModelParams(Params):
     mind_relu: bool = Field(False, description="mind: ReLU layer after the capsules, as in ComiRec's code")
     mind_power: float = Field(1.0, gt=0, description="mind: power of label-aware attention")
     sa_positions_in_values: bool = Field(False, description="comirec-sa: add positions to the values too")
+    remi_beta: float = Field(1.0, ge=0, le=100, description="remi: β of the hard negatives; published: 10, 1 or 0.1")
+    remi_lambda: float = Field(100.0, ge=0, description="remi: weight λ of the routing regulariser")
+    remi_batch: int = Field(
+        128, ge=1, description="remi: λ counts so many times, as in the published sum over batches of 128; 1: a mean"
+    )
+    maxmf_loss: Literal["hinge", "warp", "bpr"] = Field(
+        "hinge", description="maxmf: margin ranking loss, the same weighted by rank, or logistic"
+    )
     sasrec_blocks: int = Field(2, ge=1, description="sasrec: number of blocks")
     sasrec_heads: int = Field(1, ge=1, description="sasrec: attention heads; divides d")
     sasrec_norm_keys: bool = Field(False, description="sasrec: keys and values from LN(x), as in common Transformers")
@@ -171,7 +179,7 @@ class TrainParams(Params):
 
 LATER = (  # the first version did not have these
     "candidates", "catalogue", "context", "targets", "posterior", "through_gamma", "temper", "kappa", "log_q",
-    "false_negatives", "split", "test_share", "dates",
+    "false_negatives", "split", "test_share", "dates", "remi_beta", "remi_lambda", "remi_batch", "maxmf_loss",
 )  # fmt: skip
 ELBO_ONLY = ("kernel", "pi", "posterior", "through_gamma", "temper", "kappa")  # parameters of methods with a kernel
 
