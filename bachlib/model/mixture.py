@@ -36,7 +36,7 @@ from bachlib.model.candidates import (
 )
 from bachlib.model.onepass import Slopes, fits, reconstruction, reconstruction_of_all, rows_per_block
 from bachlib.model.shared import shared_log_components_of_all
-from bachlib.model.sphere import Kernel, check_unit
+from bachlib.model.sphere import KERNELS, Kernel, check_unit
 
 
 class Elbo(NamedTuple):
@@ -156,6 +156,25 @@ def log_density(heads: Heads, items: Items, log_pi: PerHead, kappa: PerHead, ker
     _same_shape(log_pi=log_pi, kappa=kappa, heads=heads[..., 0])
     t = heads @ items.T  # (B, k, n)
     return (log_pi[..., None] + kernel.log_density(t, kappa[..., None], heads.shape[-1])).logsumexp(1)
+
+
+@torch.no_grad()
+def served_by(
+    rule: str, heads: Heads, items: Items, log_pi: PerHead, kappa: PerHead, kernel: Kernel | None, tau: float
+) -> tuple[PerHead, PerHead, Kernel | None]:
+    """(weights, κ, kernel) with which `scores` ranks items by a serving rule; without a kernel by the max over heads.
+
+    density (the paper's, eq. 23) changes nothing. max (eq. 8) forgets π_u and κ. softmax is the model that is trained,
+    Σ_r π_r p_r(i | u) = Σ_r (π_r / Z_r) exp(⟨u_r, v_i⟩ / τ), where Z_r = Σ_j exp(⟨u_r, v_j⟩ / τ) is over the catalogue:
+    up to a factor the von Mises–Fisher density with κ = 1/τ for each head and the weights π_r / Z_r.
+    """
+    if rule == "max" or kernel is None:
+        return log_pi, kappa, None
+    if rule == "softmax":
+        blocks = heads.flatten(0, 1).split(rows_per_block(len(items)))
+        log_z = torch.cat([(u @ items.T / tau).logsumexp(-1) for u in blocks]).view_as(log_pi)
+        return log_pi - log_z, torch.full_like(kappa, 1 / tau), KERNELS["von-mises-fisher"]
+    return log_pi, kappa, kernel
 
 
 @torch.no_grad()
