@@ -91,7 +91,7 @@ def test_counted_ranks_are_those_of_serving(rule, kappa, d, k):
     drawn = np.random.default_rng(0)
     left = LeftOut.of([np.setdiff1d(drawn.choice(n, 60), targets[u] if u else []) for u in range(B)])
     left = LeftOut.of([[*left.items[: left.starts[1]], targets[0, 4]], *np.split(left.items, left.starts[1:-1])[1:]])
-    found = counted_ranks(heads, items, *weights, rule, targets, left.items, left.starts)
+    found = counted_ranks(heads.numpy(), items.numpy(), *weights, rule, targets, left.items, left.starts)
     order = brute_force(Query(heads.numpy(), *weights, rule), items.numpy(), n, left).found
     for u in range(B):
         there = order[u][order[u] < n]
@@ -109,7 +109,7 @@ def test_rough_densities_are_within_their_bound(power, soft):
         own = np.log(2) * kappa * (exponent.astype(float))[None] if soft else t.astype(float)
         weight, rough = np.full((1, 1), -20.0), np.empty(t.shape[1], np.float32)
         slope = np.float32([kappa if power else kappa / np.log(2)])
-        densities(t, 0, np.float32([-20.0]), slope, power, soft, rough)
+        densities(t, np.float32([-20.0]), slope, power, soft, rough)
         lowest = np.full((1, 1), (20.0 + FLOOR) * np.log(2))
         low, high = between(own, lowest, weight, np.full((1, 1), kappa), 8, power, soft)
         inside = (rough >= low) & (rough <= high)
