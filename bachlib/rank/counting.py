@@ -208,11 +208,13 @@ def count(
                     again[:], fresh = np.nan, False
                 for i in range(n):
                     if values[i] >= low[u, m] and not values[i] > high[u, m]:
-                        item = begin + i
+                        item, possible = begin + i, possible - 1
                         if np.isnan(again[i]):
                             at_item = (columns[u], log_weight[u], kappa[u], power, soft, terms)
                             again[i] = -np.inf if values[i] == -np.inf else exactly(items[item], *at_item)
                         found[u, m] += again[i] > own[u, m] or (again[i] == own[u, m] and item < targets[u, m])
+                        if possible == above:
+                            break
 
 
 def counted_ranks(
