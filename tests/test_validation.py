@@ -8,7 +8,7 @@ from torch.nn.functional import normalize
 from bachlib.model.methods import build
 from bachlib.model.sphere import KERNELS
 from bachlib.model.twotower import TwoTower
-from bachlib.rank.counting import FLOOR, between, counted_ranks, densities
+from bachlib.rank.counting import CHUNK, FLOOR, ROWS, between, cosines, counted_ranks, densities, in_chunks
 from bachlib.rank.metrics import average_precision_of_ranks
 from bachlib.rank.ranks import plain_ranks, rank_blocks, ranks, sample_users, score_blocks, target_ranks
 from bachlib.serve.density import LeftOut, Query, brute_force
@@ -74,7 +74,7 @@ def test_fast_ranks_are_the_plain_ones_with_ties():
 
 @pytest.mark.parametrize("rule", [*KERNELS, "max over heads"])
 @pytest.mark.parametrize("kappa", [0.0, 0.3, 14.0, 300.0, 30_000.0])
-@pytest.mark.parametrize(("d", "k"), [(16, 4), (8, 1)])
+@pytest.mark.parametrize(("d", "k"), [(16, 4), (8, 1), (5, 3)])
 def test_counted_ranks_are_those_of_serving(rule, kappa, d, k):
     """Against brute force in float64: with ties, cosines of ±1, items left out (also targets), weights far apart."""
     rng, (B, n) = torch.Generator().manual_seed(d), (6, 1500)  # more items than a chunk has
@@ -91,13 +91,24 @@ def test_counted_ranks_are_those_of_serving(rule, kappa, d, k):
     drawn = np.random.default_rng(0)
     left = LeftOut.of([np.setdiff1d(drawn.choice(n, 60), targets[u] if u else []) for u in range(B)])
     left = LeftOut.of([[*left.items[: left.starts[1]], targets[0, 4]], *np.split(left.items, left.starts[1:-1])[1:]])
-    found = counted_ranks(heads.numpy(), items.numpy(), *weights, rule, targets, left.items, left.starts)
+    found = counted_ranks(heads, items, *weights, rule, targets, left.items, left.starts)
     order = brute_force(Query(heads.numpy(), *weights, rule), items.numpy(), n, left).found
     for u in range(B):
         there = order[u][order[u] < n]
         where = np.empty(n, int)
         where[np.concatenate([there, np.setdiff1d(np.arange(n), there)])] = np.arange(1, n + 1)
         assert where[targets[u]].tolist() == found[u].tolist()
+
+
+def test_cosines_of_a_chunk_are_the_product():
+    """Odd dimensions, rows in the middle, a chunk that is not full."""
+    rng = torch.Generator().manual_seed(0)
+    rows = normalize(torch.randn(3 * ROWS, 7, generator=rng), dim=-1).numpy()
+    items = normalize(torch.randn(CHUNK + 44, 7, generator=rng), dim=-1).numpy()
+    chunks, out = in_chunks(items), np.full((2 * ROWS, CHUNK), np.nan, np.float32)
+    found = np.hstack([(cosines(rows, ROWS - 1, chunk, out), out.copy())[1] for chunk in chunks])
+    wanted = rows[ROWS - 1 : 3 * ROWS - 1].astype(float) @ items.astype(float).T
+    assert np.abs(found[:, : len(items)] - wanted).max() < 11 * 2.0**-24 and not found[:, len(items) :].any()
 
 
 @pytest.mark.parametrize(("power", "soft"), [(True, True), (False, True), (False, False)])

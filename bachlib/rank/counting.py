@@ -1,9 +1,10 @@
 """Ranks of items under the mixture density (eq. 23) or the max over heads (eq. 8), counted in a compiled loop.
 
 A rank is one plus the number of items with a higher score, so scores need not be kept, and most need not be exact. The
-cosines of a chunk are a float32 product that stays in the cache (with 512-bit vectors in less than half the time of a
-matrix product of torch). Their densities follow from short polynomials, with a bound on the error. Only items whose density is within this bound of a target's are scored again, in float64, by the operations of
-serving (`serve.density`) in the same order. So the ranks are those of the exact scores, ties by number included.
+cosines of a chunk are a float32 product that stays in the cache; its compiled loop uses the widest vectors of this
+machine. Their densities follow from short polynomials, with a bound on the error. Only items whose density is within
+this bound of a target's are scored again, in float64, by the operations of serving (`serve.density`) in the same order.
+So the ranks are those of the exact scores, ties by number included.
 """
 
 from __future__ import annotations
@@ -60,12 +61,12 @@ E0, E1, E2, E3, E4 = map(f4, (1.0000001, 0.693121, 0.24022107, 0.055922036, 0.00
 
 @intrinsic
 def tile(typing_context, rows, first, panel, at, d, out):
-    """out[r, at + i] = Σ_j rows[first + r, j] panel[j, at + i] for r < ROWS and i < LANES, all added up in registers."""
+    """out[r, at + i] = Σ_j rows[first + r, j] panel[j, at + i] for r < ROWS and i < LANES, added up in registers."""
     vector, first_lane = ir.VectorType(F4, LANES), ir.Constant(ir.VectorType(I4, LANES), [0] * LANES)
 
     def build(context, b, signature, given):
-        arrays = (make_array(signature.args[n])(context, b, given[n]).data for n in (0, 2, 5))
-        row, column, result = (b.gep(x, [n]) for x, n in zip(arrays, (b.mul(given[1], given[4]), *given[3:4] * 2)))
+        row, column, result = (make_array(signature.args[n])(context, b, given[n]).data for n in (0, 2, 5))
+        row, column, result = b.gep(row, [b.mul(given[1], given[4])]), *(b.gep(x, [given[3]]) for x in (column, result))
         sums = [cgutils.alloca_once_value(b, ir.Constant(vector, [0.0] * LANES)) for _ in range(ROWS)]
         with cgutils.for_range(b, given[4]) as loop:
             at = b.gep(column, [b.mul(loop.index, I8(CHUNK))])
@@ -218,22 +219,20 @@ def count(
 
 
 def counted_ranks(
-    heads: Float[np.ndarray, "B k d"],
-    items: Float[np.ndarray, "n d"],
+    heads: Float[torch.Tensor, "B k d"],
+    items: Float[torch.Tensor, "n d"],
     log_weight: Float[np.ndarray, "B k"],
     kappa: Float[np.ndarray, "B k"],
     rule: str,
     targets: Int[np.ndarray, "B m"],
     left_out: Int[np.ndarray, " e"],
     starts: Int[np.ndarray, " B_plus_1"],
-    chunks: Float[np.ndarray, "c d CHUNK"] | None = None,
 ) -> Int[np.ndarray, "B m"]:
     """The rank of each target among all items but left_out[starts[u]:starts[u + 1]], which ascend; they rank last.
 
-    `rule` is the name of a kernel or "max over heads", and `log_weight` is a_r = log π_r + log C_d(κ_r). `chunks` saves
-    computing `in_chunks(items)` again.
+    `rule` is the name of a kernel or "max over heads", and `log_weight` is a_r = log π_r + log C_d(κ_r).
     """
-    (B, k, d), chunks = heads.shape, in_chunks(items) if chunks is None else chunks
+    (B, k, d), heads, items = heads.shape, heads.numpy(), items.numpy()
     power, soft = rule == "power-spherical", rule != "max over heads"
     columns = np.ascontiguousarray(heads.transpose(0, 2, 1), np.float64)
     own, found = np.empty(targets.shape), np.ones(targets.shape, np.int64)
@@ -244,7 +243,8 @@ def counted_ranks(
     low, high = between(own, lowest, weight, kappa, d, power, soft)
     with np.errstate(over="ignore"):
         single = [x.astype(np.float32) for x in (weight, bits, low, high)]
-    rows = np.concatenate((heads.reshape(-1, d).astype(np.float32), np.zeros((ROWS * k, d), np.float32)))  # the last tile reads on
+    rows = np.zeros(((B + ROWS) * k, d), np.float32)  # the last group reads on
+    rows[: B * k], chunks = heads.reshape(-1, d), in_chunks(items)
     of_users = (columns, log_weight, kappa, *single, targets, own, starts[:-1].copy(), starts[1:], found)
 
     def part(a: int, b: int) -> None:

@@ -104,8 +104,6 @@ def rank_blocks(
         with torch.no_grad():
             items = model.items()
             rows = model.item_tower.table if model.history == "frozen" else items
-            vectors = items.numpy()
-            chunks = counting.in_chunks(vectors)
             for block in np.array_split(users, range(USERS, len(users), USERS)):
                 at = (
                     dataset.history(block, split, model.n_hist),
@@ -129,7 +127,7 @@ def rank_blocks(
                 yield (
                     block,
                     counting.counted_ranks(
-                        heads.numpy(), vectors, *weights, rule, targets, key % dataset.n_items, starts, chunks
+                        heads.contiguous(), items, *weights, rule, targets, key % dataset.n_items, starts
                     ),
                 )
     finally:

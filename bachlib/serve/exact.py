@@ -37,7 +37,7 @@ def top_k(query: Query, items: Float[np.ndarray, "n d"], K: int, left_out: LeftO
 def _scan(best: Best, users: slice) -> None:
     query, items = best.query[users], best.items
     (B, k, d), n, peak = query.heads.shape, len(items), _peaks(query)
-    slack, columns = rounding(d), _columns(query.heads)
+    slack, columns = rounding(d), columns_of(query.heads)
     order, shift, table = np.argsort(peak, axis=1), None, np.empty((B, k, BINS + 2), np.float32)
     starts = best.left_out.starts[users.start : users.stop + 1]
     K = best.scores.shape[1]
@@ -65,7 +65,7 @@ def _scan(best: Best, users: slice) -> None:
         )  # fmt: skip
 
 
-def _columns(heads: Float[np.ndarray, "B k d"]) -> Float[np.ndarray, "g dh"] | None:
+def columns_of(heads: Float[np.ndarray, "B k d"]) -> Float[np.ndarray, "g dh"] | None:
     """The heads as `product` reads them: two dimensions of HEADS heads at a time; None where they do not fit."""
     (B, k, d), n = heads.shape, heads.shape[0] * heads.shape[1] // HEADS
     if B * k % HEADS or d % 2:

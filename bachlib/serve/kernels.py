@@ -57,7 +57,7 @@ def tile(typing_context, items, at, columns, group, d, out, place, width):
 def product(items, columns, out):
     """out (b, R) = items (b, d) × heads, which are `columns` (R / HEADS, d HEADS): see `tile`. b ≥ ITEMS."""
     (b, d), width = items.shape, out.shape[1]
-    for at in range(0, b + ITEMS - 1, ITEMS):
+    for at in range(0, b, ITEMS):
         i = min(at, b - ITEMS)  # the last items once more
         for g in range(len(columns)):
             tile(items, i * d, columns, g * d * HEADS, d, out, i * width + g * HEADS, width)
