@@ -1,4 +1,4 @@
-"""Measurements: clocks, verdicts on goals, their records, and the list of all benches with the one of preparing.
+"""Measurements: clocks, verdicts on goals, their records, and the bench of preparing.
 
 Ratios are of CPU seconds on one thread, in one process, and what is compared takes turns. A record has the date, the
 machine and the threads; `newest` finds the last one of this machine, else the published one.
@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import partial
-from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -76,7 +74,11 @@ def both_clocks(works: Mapping[str, Callable[[], Any]], rounds: int = 5) -> dict
 
 
 def peak_gb() -> float:
-    """The peak memory of this process."""
+    """The peak memory of this process. (On Linux `getrusage` also counts that of the process which started it.)"""
+    status = Path("/proc/self/status")
+    for line in status.read_text().splitlines() if status.exists() else []:
+        if line.startswith("VmHWM"):
+            return int(line.split()[1]) * 1024 / 1e9
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e9 if sys.platform == "darwin" else 1e6)
 
 
@@ -97,7 +99,7 @@ def judged(
 
 
 def verdicts(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """A row per goal of a result: what, measured, goal, sense (≤ or ≥), met, and by what share of the goal it is off."""
+    """A row per goal of a result: what, measured, goal, sense (≤, ≥), met, and by what share of the goal it is off."""
     rows = []
     for sense, goals in (("≤", result.get("goals", {})), ("≥", result.get("at_least", {}))):
         for key, goal in goals.items():
@@ -114,7 +116,8 @@ def told(result: dict[str, Any]) -> str:
         by = f"{abs(row['off']):.0%}" if row["goal"] else f"{abs(row['off']):g}"
         verdict = f"{'met' if row['met'] else '✗ MISSED'}{f' by {by}' if row['off'] else ' exactly'}"
         lines.append(f"{row['what']} {row['measured']:.3g} (goal {row['sense']} {row['goal']:.3g}): {verdict}")
-    return "; ".join(lines) or "no goal"
+    seen = [f"{key} {result[key]:.3g}" for key in ("cpu_s", "wall_s", "mb", "speedup") if key in result]
+    return "; ".join(lines) or ", ".join(seen)
 
 
 def world(**sizes: int) -> Dataset:
@@ -223,20 +226,3 @@ def scan(source_name: str, path: Path) -> None:
     with connect("2GB", path.parent / "spill", threads=1) as con:
         con.execute(f"""SELECT {seen} FROM read_csv('{path}', auto_detect = false, delim = '{source.delimiter}',
             header = {source.header is not None}, columns = {{{types}}})""").fetchall()
-
-
-def _late(module: str, bench: str, *arguments: Any) -> Callable[[], dict[str, Any]]:
-    """A bench of another module, which is imported when it runs."""
-    return lambda: getattr(import_module(f"bachlib.bench.{module}"), bench)(*arguments)
-
-
-TRAIN = (("bench_step", 8, 3.5), ("bench_step", 32, 3.0), ("bench_memory",), ("bench_epoch",))
-BENCHES: dict[str, list[Callable[[], dict[str, Any]]]] = {
-    "prepare": [partial(bench_prepare, shape) for shape in SHAPES],
-    "sphere": [_late("model", "bench_sphere", kernel) for kernel in ("power-spherical", "von-mises-fisher")],
-    "loss": [_late("model", "bench_loss", k) for k in (8, 32)],
-    "train": [_late("model", *bench) for bench in TRAIN],
-    "evaluate": [_late("model", "bench_evaluate")],
-    "serve": [],  # `serve.benches` for the chosen sizes
-    "show": [_late("serve", "bench_explorer")],
-}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from itertools import cycle, islice
 from typing import Any
 
@@ -63,7 +64,9 @@ class Replay(Peer):
         model = SasRec.from_params(schema, D, num_heads=1, max_sequence_length=N_HIST, dropout=DROPOUT)
         model.loss = CESampled()
         model.loss.logits_callback = model.get_logits
-        often = "a loss at each of the 50 positions, each with its next item" if every else "a loss at the last position"
+        often = (
+            "a loss at each of the 50 positions, each with its next item" if every else "a loss at the last position"
+        )
         super().__init__(model, f"two causal blocks; {often}; {LEARNT}; {TOP}")
         self.every, self.pad = every, n_items
 
@@ -175,11 +178,8 @@ def training(dataset: Dataset, of_peers: dict[str, Peer], rounds: int) -> list[d
 
 def evaluation(dataset: Dataset, of_peers: dict[str, Peer], rounds: int, users: int = 2_000) -> list[dict[str, Any]]:
     """Users per core-second: the full catalogue is ranked without the items that a user has seen; then metrics."""
-    works = {
-        name: lambda model=build(method, dataset, k): evaluate(model, dataset, max_users=users, quiet=True)
-        for name, (method, k) in OURS.items()
-        if k < 32
-    }
+    models = {name: build(method, dataset, k) for name, (method, k) in OURS.items() if k < 32}
+    works = {name: partial(evaluate, model, dataset, max_users=users, quiet=True) for name, model in models.items()}
     chosen = sample_users(dataset, users, 0)
     seen = [torch.from_numpy(dataset.sequence(u)[:-10].astype(np.int64)) for u in chosen]
     told = *(torch.from_numpy(part(chosen, "test")) for part in (dataset.history, dataset.targets)), seen
@@ -187,7 +187,7 @@ def evaluation(dataset: Dataset, of_peers: dict[str, Peer], rounds: int, users: 
     for name, peer in of_peers.items():
         if name.endswith(("every position", "BPR", "MIND, k = 8")):
             continue  # they score as the row above them does
-        works[name] = lambda peer=peer.eval(), way=ways[name.split()[0]]: _evaluated(peer, *told, way)
+        works[name] = partial(_evaluated, peer.eval(), *told, ways[name.split()[0]])
     return _rows("evaluate", "users", len(chosen), both_clocks(works, rounds), of_peers)
 
 
@@ -310,8 +310,8 @@ def main(rounds: int = 5) -> None:
     results = []
     for part in parts:
         for row in part():
-            rate = f"{row['per_core_second']:>9,.0f} {row['unit']}/core-second {row['per_wall_second']:>9,.0f} on all cores"
-            print(f"{row['what']:<9} {row['name']:<34}{rate}  {row['unlike']}", flush=True)
+            rates = f"{row['per_core_second']:>9,.0f} {row['unit']}/core-second {row['per_wall_second']:>9,.0f} /second"
+            print(f"{row['what']:<9} {row['name']:<34}{rates}  {row['unlike']}", flush=True)
             results.append(row | {"bench": row["what"]})
     for goal in against_the_fastest(results):
         print(f"{goal['name']}: {told(goal)}")
