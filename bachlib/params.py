@@ -83,7 +83,17 @@ class ModelParams(Params):
     ff: int = Field(128, ge=1, description="feed-forward width of the CLS Transformers")
     dropout: Share = Field(0.1, description="dropout of the Transformers")
     cls_scale: float = Field(1.0, gt=0, description="CLS tokens start as N(0, this²); if small, heads start parallel")
-    pi: Literal["gate", "table"] = Field("gate", description="π_u from the gating tower, or a free row per user")
+    pi: Literal["gate", "table", "uniform"] = Field(
+        "gate", description="π_u from the gating tower, a free row per user, or 1/k for every head"
+    )
+    posterior: Literal["spherical", "contrastive", "prior"] = Field(
+        "spherical", description="γ of the ELBO: eq. 19 (the paper), the model's own posterior (EM), or π_u"
+    )
+    through_gamma: bool = Field(True, description="differentiate the ELBO through γ (the paper), or hold γ fixed")
+    temper: float = Field(1.0, ge=0, le=100, description="weight of the entropy term of the ELBO")
+    kappa: Literal["net", "shared", "fixed"] = Field(
+        "net", description="κ of each head from the κ-net (the paper), one learnt κ, or 1/τ"
+    )
     context: Literal["none", "gate", "encoder", "both"] = Field(
         "none", description="what reads the context of the data set (see Dataset.with_context): gate, encoder or both"
     )
@@ -100,6 +110,16 @@ class ModelParams(Params):
     sasrec_heads: int = Field(1, ge=1, description="sasrec: attention heads; divides d")
     sasrec_norm_keys: bool = Field(False, description="sasrec: keys and values from LN(x), as in common Transformers")
 
+    @model_validator(mode="after")
+    def _every_switch_has_an_effect(self) -> Self:
+        if self.posterior == "prior" and not self.through_gamma and self.pi != "uniform":
+            raise ValueError("posterior='prior' with through_gamma=False would never train π_u; use through_gamma=True")
+        if self.kappa == "shared" and self.posterior != "spherical":
+            raise ValueError(f"kappa='shared' with posterior={self.posterior!r}: only the spherical posterior trains κ")
+        if self.temper != 1 and not self.through_gamma:
+            raise ValueError(f"temper={self.temper} with through_gamma=False: a fixed γ has no entropy to train")
+        return self
+
 
 class TrainParams(Params):
     """Algorithm 1 and appendix B."""
@@ -110,6 +130,10 @@ class TrainParams(Params):
     targets: Literal["one", "all"] = Field(
         "one", description="targets of a window: one of its next ten items, drawn (the paper), or the mean over all ten"
     )
+    false_negatives: Literal["mask", "next"] = Field(
+        "mask", description="a row leaves copies of its target out of its candidates, or all of its next ten items"
+    )
+    log_q: bool = Field(False, description="correct for how often each candidate is drawn (see `log_q` in `onepass`)")
     learning_rate: float = Field(1e-3, gt=0, description="learning rate of Adam; no weight decay, schedule or clipping")
     seed: int = Field(0, ge=0, description="seed of windows, targets, negatives and dropout")
     valid_every: int = Field(5, ge=1, description="epochs between two validations; the last epoch is always validated")
@@ -121,7 +145,11 @@ class TrainParams(Params):
     checkpoint_seconds: float = Field(30.0, ge=0, description="seconds between resume states; every epoch writes one")
 
 
-LATER = ("candidates", "catalogue", "context", "targets")  # the first version did not have these
+LATER = (  # the first version did not have these
+    "candidates", "catalogue", "context", "targets", "posterior", "through_gamma", "temper", "kappa", "log_q",
+    "false_negatives",
+)  # fmt: skip
+ELBO_ONLY = ("kernel", "pi", "posterior", "through_gamma", "temper", "kappa")  # parameters of methods with a kernel
 
 
 def noted(params: Params) -> dict[str, Any]:

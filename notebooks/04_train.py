@@ -51,7 +51,8 @@ from torch import nn
 from bachlib.evaluate import diagnostics, evaluate, meaning
 from bachlib.experiment.stages import prepared, run_name, settings, trained
 from bachlib.files import output_dir, record
-from bachlib.model import methods, towers, twotower
+from bachlib.model import methods, towers
+from bachlib.model.plain import plain_step_loss
 from bachlib.rank.ranks import sample_users
 from bachlib.show import plots
 from bachlib.show.source import source_of
@@ -115,9 +116,9 @@ sizes, shapes, log_pi.exp().sum(-1).tolist(), kappa.unique().tolist()
 
 # %%
 positive, negatives = torch.tensor([5, 6, 5]), torch.arange(50)
-fast, slow = model.loss(history, positive, negatives), twotower.plain_step_loss(model, history, positive, negatives)
+fast, slow = model.loss(history, positive, negatives), plain_step_loss(model, history, positive, negatives)
 assert torch.isclose(fast, slow, rtol=1e-5)
-source_of(twotower.plain_step_loss)
+source_of(plain_step_loss)
 
 # %% [markdown]
 # One step of Algorithm 1: draw the negatives, compute the loss and its gradient, take an Adam step. (The lines about
@@ -413,7 +414,7 @@ for batch, _ in zip(loop.Windows(dataset, batch_size, seed, p.n_hist, following=
         slopes = torch.autograd.grad(loss, list(model.parameters()))
         gradients[name].append(torch.cat([slope.flatten() for slope in slopes]))
 fast = model.objective(history[:3], positive[:3], negatives, targets=following[:3]).loss
-plain = twotower.plain_step_loss(model, history[:3], positive[:3], negatives, following[:3])
+plain = plain_step_loss(model, history[:3], positive[:3], negatives, following[:3])
 assert torch.isclose(fast, plain, rtol=1e-4)
 {f"variance, {name}": round(float(torch.stack(slopes).var(0).sum()), 3) for name, slopes in gradients.items()}
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from bachlib import BachError
 from bachlib.files import differences
@@ -96,6 +96,18 @@ class Windows:
         first = index - self.ends[user] + self.counts[user]  # number of the window among the windows of its user
         prefix = self.dataset.lengths[user] - N_VALID - N_TEST
         return user, first + np.minimum(self.n_hist, prefix - N_NEXT)
+
+    def target_shares(self) -> Float[np.ndarray, " n_items"]:
+        """p(j): how often the target of a window is item j, over all windows and what each of them may draw."""
+        some = np.flatnonzero(self.counts)
+        user, end = self._requests(self.ends[some] - self.counts[some])
+        first = self.dataset.offsets[user] + end  # of the next ten of a user's first window
+        starts = np.zeros(len(self.dataset.sequences) + 1, np.int32)
+        starts[first] = 1
+        starts[first + self.counts[some]] = -1
+        windows = starts.cumsum(dtype=np.int32).cumsum()  # up to each position, how many windows' next ten have begun
+        windows[N_NEXT:] -= windows[:-N_NEXT].copy()  # and not ended
+        return np.bincount(self.dataset.sequences, windows[:-1], self.dataset.n_items) / windows.sum()
 
     def __iter__(self) -> Iterator[Batch | ContextBatch | TargetsBatch]:
         """The rest of the current epoch. The position moves with every batch, after the last one to the next epoch."""

@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_v
 from bachlib import BachError
 from bachlib.data.sources import SOURCES
 from bachlib.files import project_root
-from bachlib.model.methods import METHODS
+from bachlib.model.methods import METHODS, NO_ELBO, unfit
 from bachlib.params import ModelParams, Params, PrepareParams, TrainParams, WorldParams, validated
 
 CHAIN = ["03_data", "04_train", "05_evaluate", "06_heads_and_pi", "07_serving"]
@@ -91,8 +91,9 @@ def _impossible(p: Experiment) -> Iterator[str]:
     """Values that are not valid together."""
     if p.method not in METHODS:
         yield f"method: there is no {p.method!r}{nearest(p.method, METHODS)}; there are {', '.join(METHODS)}"
-    elif p.kernel is not None and METHODS[p.method].kernel is None:
-        yield f"kernel: method {p.method!r} has no kernel, so it cannot be {p.kernel!r}; only the BACH methods have one"
+    else:
+        for name in unfit(METHODS[p.method], p):
+            yield f"{name}: method {p.method!r} {NO_ELBO}; got {getattr(p, name)!r}"
     if p.source not in SOURCES:
         yield f"source: there is no {p.source!r}{nearest(p.source, SOURCES)}; there are {', '.join(SOURCES)}"
     own = p.source in ("csv", "parquet")

@@ -24,7 +24,7 @@ from bachlib.evaluate import Evaluation, diagnostics, evaluate
 from bachlib.experiment.settings import Experiment, experiment_of
 from bachlib.files import only_one, output_dir
 from bachlib.model.methods import METHODS, build
-from bachlib.params import ModelParams, TrainParams, noted
+from bachlib.params import ELBO_ONLY, ModelParams, TrainParams, noted
 from bachlib.train import Run, fit
 from bachlib.train.run import name_of_run
 
@@ -93,7 +93,7 @@ def trained(
     quiet, context = more.pop("quiet", True), {"context": more.pop("context", p.context)}
     p = p.model_copy(update={"method": method, "k": p.k if k is None else k, "seed": p.seed if seed is None else seed})
     if METHODS[method].kernel is None:
-        p = p.model_copy(update={"kernel": None})
+        p = p.model_copy(update={name: ModelParams.model_fields[name].default for name in ELBO_ONLY})
     p = experiment_of(p.model_dump(exclude_unset=True) | more, f"training {method}").model_copy(update=context)
     with only_one(output_dir("runs", run_name(p, dataset))):
         run = fit(build(method, dataset, **p.model), dataset, p.train, quiet=quiet)
