@@ -81,7 +81,7 @@ def run(chosen: Iterator[tuple[str, str, Work]], record: str) -> Path:
         except BachError as error:  # e.g. a measurement that only Linux can make
             print(f"{part}, {name}: not measured: {error}", flush=True)
             continue
-        for result in found.get("rows", [found]):
+        for result in found.get("several", [found]):
             print(f"{part}, {result['name']}: {told(result)}", flush=True)
             rows.append(result | {"bench": part})
         path = save("growth" if part == "growth" else record, [row for row in rows if row["bench"] == part])

@@ -37,6 +37,12 @@ def cpu_seconds(work: Callable[[], Any]) -> float:
     return time.process_time() - start
 
 
+def in_turns(*works: Callable[[], Any], rounds: int = 5) -> list[float]:
+    """The least CPU seconds of each work over some rounds in which they take turns; one more round to warm up."""
+    took = [[cpu_seconds(work) for work in works] for _ in range(rounds + 1)]
+    return [min(seconds) for seconds in zip(*took[1:], strict=True)]
+
+
 def best_of(work: Callable[[], Any], times: int = 7) -> float:
     work()  # once to warm up
     return min(cpu_seconds(work) for _ in range(times))

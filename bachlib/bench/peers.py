@@ -43,9 +43,10 @@ class Peer(nn.Module):
 
     first = 1
 
-    def __init__(self, model: nn.Module, unlike: str, vectors: int = 1):
+    def __init__(self, model: nn.Module, unlike: str, trained: str = "", vectors: int = 1):
         super().__init__()
-        self.model, self.unlike, self.vectors = model, unlike, vectors
+        self.model, self.vectors = model, vectors
+        self.unlike = {"train": f"{unlike}; {trained}", "evaluate": f"{unlike}; {TOP}"}
 
 
 class Replay(Peer):
@@ -64,10 +65,8 @@ class Replay(Peer):
         model = SasRec.from_params(schema, D, num_heads=1, max_sequence_length=N_HIST, dropout=DROPOUT)
         model.loss = CESampled()
         model.loss.logits_callback = model.get_logits
-        often = (
-            "a loss at each of the 50 positions, each with its next item" if every else "a loss at the last position"
-        )
-        super().__init__(model, f"two causal blocks; {often}; {LEARNT}; {TOP}")
+        often = "each of the 50 positions, each with its next item" if every else "the last position only"
+        super().__init__(model, f"two causal blocks, feed-forward of {D}; {LEARNT}", f"a loss at {often}")
         self.every, self.pad = every, n_items
 
     def loss(self, history: torch.Tensor, positive: torch.Tensor, negatives: torch.Tensor) -> torch.Tensor:
@@ -96,7 +95,7 @@ class RecBole(Peer):
         }  # fmt: skip
         sizes = type("Sizes", (), {"num": lambda self, field: n_items + 1})()
         kind = "softmax over the full catalogue" if loss == "CE" else "one negative per window (BPR)"
-        super().__init__(SASRec(config, sizes), f"two causal blocks; {kind}; {LEARNT}; {TOP}")
+        super().__init__(SASRec(config, sizes), f"two causal blocks, feed-forward of {4 * D}; {LEARNT}", kind)
 
     def _batch(self, history: torch.Tensor, **more: torch.Tensor) -> dict[str, torch.Tensor]:
         length = (history > 0).sum(1)
@@ -123,8 +122,9 @@ class RecHub(Peer):
         more = {"max_length": N_HIST} if name == "MIND" else {}
         features = ([SparseFeature("user", 1, D)], [history], [item], [negatives])
         model = getattr(matching, name)(*features, interest_num=k, **more)
-        unlike = f"{NEGATIVES + BATCH} negatives of each window's own, as it has no shared ones"
-        super().__init__(model, f"{unlike}; no attention between positions; {LEARNT}; the largest cosine; {TOP}", k)
+        unlike = f"no attention between positions; the largest cosine counts; {LEARNT}"
+        trained = f"{NEGATIVES + BATCH} negatives of each window's own, as it has no shared ones"
+        super().__init__(model, unlike, trained, k)
 
     def loss(self, history: torch.Tensor, positive: torch.Tensor, negatives: torch.Tensor) -> torch.Tensor:
         own = torch.randint(1, int(negatives.max()) + 1, (len(history), NEGATIVES + BATCH))
@@ -285,7 +285,7 @@ def _rows(what: str, unit: str, count: int, took: dict[str, dict[str, float]], a
     for name, seconds in took.items():
         row = {"name": name, "what": what, "unit": unit, "ours": name in OURS or name.startswith("ours")}
         told = about.get(name, (OURS[name][1] if name in OURS else 1, ""))
-        vectors, unlike = (told.vectors, told.unlike) if isinstance(told, Peer) else told
+        vectors, unlike = (told.vectors, told.unlike[what]) if isinstance(told, Peer) else told
         rates = {"per_core_second": count / seconds["cpu_s"], "per_wall_second": count / seconds["wall_s"]}
         rows.append(row | {"vectors": vectors, "unlike": unlike} | rates)
     return rows

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bachlib.bench.measure import cpu_seconds, in_fresh_process, judged, world
+from bachlib.bench.measure import cpu_seconds, in_fresh_process, in_turns, judged, world
 from bachlib.data.planted import power_spherical, unit
 from bachlib.model.methods import build
 from bachlib.model.sphere import KERNELS
@@ -65,8 +65,8 @@ def _unit32(x: np.ndarray) -> np.ndarray:
 
 def _in_turns(*kinds: Callable[[slice], Any]) -> list[float]:
     """CPU milliseconds per request of each kind: the best of some rounds, in turns, as the machine's pace changes."""
-    rounds = [[cpu_seconds(lambda kind=kind: [kind(u) for u in ROWS]) for kind in kinds] for _ in range(ROUNDS + 1)]
-    return [1000 * min(times) / REQUESTS for times in zip(*rounds[1:], strict=True)]
+    seconds = in_turns(*(lambda kind=kind: [kind(u) for u in ROWS] for kind in kinds), rounds=ROUNDS)
+    return [1000 * best / REQUESTS for best in seconds]
 
 
 def _differ(found: Best, wanted: Best) -> bool:

@@ -68,11 +68,16 @@ def growth_curves(table: pd.DataFrame, slopes: pd.DataFrame, axis: str) -> go.Fi
     return figure.update_yaxes(type="log").update_layout(legend=BELOW, margin_b=130, height=440)
 
 
-def parts_of_a_step(parts: Mapping[str, float], title: str = "a step") -> go.Figure:
-    """Where the time goes: a bar per part, the longest on top."""
-    rows, whole = sorted(parts.items(), key=lambda part: part[1]), sum(parts.values())
-    text = [f"{value / whole:.0%}" for _, value in rows]
-    figure = go.Figure(go.Bar(x=[v for _, v in rows], y=[name for name, _ in rows], orientation="h", text=text))
-    figure.update_xaxes(title="CPU milliseconds", rangemode="tozero")
-    what = f"{rows[-1][0]} take {rows[-1][1] / whole:.0%} of {title}"
-    return figure.update_layout(title=what, height=150 + 28 * len(rows))
+def amounts(values: Mapping[str, float], title: str, axis: str) -> go.Figure:
+    """Named numbers, the largest on top."""
+    names, x = zip(*sorted(values.items(), key=lambda one: one[1]), strict=True) if values else ((), ())
+    text = [f"{value:,.0f}" if value >= 100 else f"{value:.2g}" for value in x]
+    figure = go.Figure(go.Bar(x=x, y=names, orientation="h", text=text, marker_color=OURS))
+    figure.update_xaxes(title=axis, rangemode="tozero")
+    return figure.update_layout(title=title, height=150 + 28 * len(x))
+
+
+def parts_of_a_step(parts: Mapping[str, float], of: str = "a step") -> go.Figure:
+    """Where the time goes: CPU milliseconds of each part."""
+    longest = max(parts, key=parts.__getitem__)
+    return amounts(parts, f"{longest}: {parts[longest] / sum(parts.values()):.0%} of {of}", "CPU milliseconds")
