@@ -474,4 +474,17 @@ MUTATIONS = [
       "test_steering.py::test_mmr_step_by_step"),
     M("DPP: a determinant without squares", "serve/rerank.py", "gain = gain - factor[:, place] ** 2",
       "gain = gain - factor[:, place]", "test_steering.py::test_dpp_is_greedy_in_the_determinant"),
+    # ----------------------------------------------------------------------------------------------------- bench
+    M("the round that warms up counts", "bench/measure.py", "median(seconds[1:])", "median(seconds)",
+      "test_bench.py::test_works_take_turns_and_the_median_counts"),
+    M("a lower limit taken for an upper one", "bench/measure.py", "result[key] >= lower[key]",
+      "result[key] <= lower[key]", "test_bench.py::test_a_verdict_says_by_how_much"),
+    M("another machine's numbers kept", "bench/measure.py", 'if before.get("machine") == here else {}', "",
+      "test_bench.py::test_records_are_merged_by_name_and_machine"),
+    M("the first slope goes on", "bench/costs.py", "(0, 1) if at < x[0] else (-2, -1)", "(0, 1)",
+      "test_bench.py::test_costs_follow_the_measured_growth"),
+    M("one shard is all the graph", "bench/costs.py", "graph = shards * seconds_at", "graph = seconds_at",
+      "test_bench.py::test_costs_follow_the_measured_growth"),
+    M("seen items ranked for peers", "bench/peers.py", "torch.cat(rows) + peer.first] = -torch.inf",
+      "torch.cat(rows) + peer.first] += 0", "test_bench.py::test_evaluation_beside_peers_leaves_out_what_was_seen"),
 ]  # fmt: skip
