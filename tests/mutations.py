@@ -280,7 +280,7 @@ MUTATIONS = [
       "test_neighbours.py::test_maxmf_by_hand"),
     M("maxmf: negatives by their worst head", "model/neighbours.py", "logits.max(1)", "logits.min(1)",
       "test_neighbours.py::test_maxmf_by_hand"),
-    M("maxmf: warp by all negatives", "model/neighbours.py", '(slopes if kind == "warp" else w).sum(1)', "w.sum(1)",
+    M("maxmf: warp by all negatives", "model/neighbours.py", "above = slopes.sum(1)", "above = w.sum(1)",
       "test_neighbours.py::test_warp_is_the_expectation_of_its_draw"),
     M("neighbours: a row's own target among its negatives", "model/neighbours.py", "beside = beside.masked_fill(",
       "beside.masked_fill(", "test_neighbours.py::test_one_pass_equals_the_plain_twin"),
