@@ -29,14 +29,14 @@ ALL |= {"p-bach-global": 2.3, "v-bach-global": 2.3}
 
 def seconds(p: Experiment) -> float:
     """Seconds of one run on one core. Earlier runs of this method on this data set the speed, if there are any."""
-    if METHODS[p.method].objective == "counts":
+    if METHODS[p.method].objective == "counts" or p.serve_by != "density":  # that training is another point's
         return START
     known, data = [], data_name(p)
     for path in output_dir("runs").glob(f"{p.method}-*/{STATUS}"):
         noted = read_json(path).get("notebooks", {}).get(SINGLE, {})
         with suppress(KeyError, ValidationError):  # a record of older code
             other, took = Experiment(**noted["values"]), noted["seconds"] - START
-            if other.method == p.method and data_name(other) == data and took > 1:
+            if other.method == p.method and other.serve_by == "density" and data_name(other) == data and took > 1:
                 known.append(took * _work(p) / _work(other))
     return START + (median(known) if known else windows(p) * _work(p))
 

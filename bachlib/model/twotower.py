@@ -190,13 +190,15 @@ class TwoTower(nn.Module):
         user: Users = None,
         items: Rows = None,
         context: Context = None,
+        serve_by: str = "density",
     ) -> Tensor:
         """Serving scores (B, n_items) over the catalogue; `items` saves computing `model.items()` again."""
         items = self.items() if items is None else items
         rows = self.item_tower.table if self.history == "frozen" else items
         heads, log_pi, kappa = self.encode(history, user, rows, context)
-        if self.kernel:  # mixture density (eq. 23)
-            return mixture.scores(heads, items, log_pi, kappa, self.kernel)
+        log_pi, kappa, kernel = mixture.served_by(serve_by, heads, items, log_pi, kappa, self.kernel, self.tau)
+        if kernel:  # mixture density (eq. 23)
+            return mixture.scores(heads, items, log_pi, kappa, kernel)
         return torch.stack([heads[:, r] @ items.T for r in range(heads.shape[1])]).amax(0)  # max over heads (eq. 8)
 
     def loss(
