@@ -1,5 +1,6 @@
 """All parameters with their defaults, ranges and descriptions, and their validation."""
 
+from datetime import datetime
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -13,6 +14,7 @@ MIN_ITEMS = 1 + N_NEXT + N_VALID + N_TEST  # the shortest sequence that gives a 
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 Kernel = Literal["power-spherical", "von-mises-fisher"]
+ServeBy = Literal["density", "max", "softmax"]
 Role = Literal["user", "item", "time", "rating", "title", "genre"]
 
 
@@ -33,10 +35,32 @@ class PrepareParams(Params):
     max_users: int = Field(100_000, ge=1, description="number of users at most, drawn with `seed`")
     seed: int = Field(0, ge=0, description="seed of the draw of users")
     ties: Literal["log", "item"] = Field("log", description="order of a user's events with equal times: log or item id")
+    split: Literal["per-user", "global-time"] = Field(
+        "per-user", description="held out: a user's last items, or what all users liked from two dates on"
+    )
+    test_share: float = Field(
+        0.1, gt=0, lt=0.5, description="global-time: share of the likes in the test period, and in validation before it"
+    )
+    dates: list[str] | None = Field(
+        None, description="global-time: first days of validation and of test, as in 2000-12-31; None: by test_share"
+    )
     columns: dict[Role, str] | None = Field(None, description="for csv and parquet: the names of your columns")
     encoding: str = Field("utf-8", description="encoding of the log, any name that Python knows")
     time_format: str | None = Field(None, description="for csv and parquet: format of dates, as in strptime")
     on_bad_rows: Literal["stop", "skip"] = Field("stop", description="unreadable rows: stop, or skip and count them")
+
+    @model_validator(mode="after")
+    def _dates_belong_to_a_global_split(self) -> Self:
+        if self.split == "per-user" and (self.test_share != 0.1 or self.dates):
+            raise ValueError('test_share and dates belong to split="global-time"; split is "per-user"')
+        try:
+            days = [datetime.fromisoformat(date) for date in self.dates or []]
+        except ValueError:
+            days = []
+        if self.dates is not None and (len(days) != 2 or days[0] >= days[1] or self.test_share != 0.1):
+            wanted = "two days of the form 2000-12-31, of validation and of test, and no test_share"
+            raise ValueError(f"dates should be {wanted}; got {self.dates}")
+        return self
 
 
 class WorldParams(Params):
@@ -106,6 +130,14 @@ class ModelParams(Params):
     mind_relu: bool = Field(False, description="mind: ReLU layer after the capsules, as in ComiRec's code")
     mind_power: float = Field(1.0, gt=0, description="mind: power of label-aware attention")
     sa_positions_in_values: bool = Field(False, description="comirec-sa: add positions to the values too")
+    remi_beta: float = Field(1.0, ge=0, le=100, description="remi: β of the hard negatives; published: 10, 1 or 0.1")
+    remi_lambda: float = Field(100.0, ge=0, description="remi: weight λ of the routing regulariser")
+    remi_batch: int = Field(
+        128, ge=1, description="remi: λ counts so many times, as in the published sum over batches of 128; 1: a mean"
+    )
+    maxmf_loss: Literal["hinge", "warp", "bpr"] = Field(
+        "hinge", description="maxmf: margin ranking loss, the same weighted by rank, or logistic"
+    )
     sasrec_blocks: int = Field(2, ge=1, description="sasrec: number of blocks")
     sasrec_heads: int = Field(1, ge=1, description="sasrec: attention heads; divides d")
     sasrec_norm_keys: bool = Field(False, description="sasrec: keys and values from LN(x), as in common Transformers")
@@ -147,7 +179,7 @@ class TrainParams(Params):
 
 LATER = (  # the first version did not have these
     "candidates", "catalogue", "context", "targets", "posterior", "through_gamma", "temper", "kappa", "log_q",
-    "false_negatives",
+    "false_negatives", "split", "test_share", "dates", "remi_beta", "remi_lambda", "remi_batch", "maxmf_loss",
 )  # fmt: skip
 ELBO_ONLY = ("kernel", "pi", "posterior", "through_gamma", "temper", "kappa")  # parameters of methods with a kernel
 

@@ -229,7 +229,7 @@ class _Training:
 
 def validation_auprc(model: nn.Module, dataset: Dataset, p: TrainParams, team: Group) -> float:
     """Mean AP of the validation items over the full ranking; each process ranks for its share of the users."""
-    users = sample_users(dataset, p.valid_users, p.seed)
+    users = sample_users(dataset, p.valid_users, p.seed, split="valid")
     mine = users[team.rank :: team.size]
     found = average_precision_of_ranks(target_ranks(model, dataset, mine, "valid")).sum() if len(mine) else 0.0
     device = next(iter([*model.parameters(), *model.buffers()])).device
