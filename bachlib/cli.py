@@ -65,7 +65,7 @@ def prepare(
     catalogue: Annotated[str, Option(help=HELP["catalogue"] + ": liked or kept")] = DEFAULT["catalogue"],
     max_users: Annotated[int, Option(help=HELP["max_users"])] = DEFAULT["max_users"],
     seed: Annotated[int, Option(help=HELP["seed"])] = DEFAULT["seed"],
-    ties: Annotated[str, Option(help=HELP["ties"] + ": log or item")] = DEFAULT["ties"],
+    ties: Annotated[str, Option(help=HELP["ties"] + " (log, item, shuffle or basket)")] = DEFAULT["ties"],
     user: Annotated[str | None, Option(help="your column with the user (csv, parquet)")] = None,
     item: Annotated[str | None, Option(help="your column with the item")] = None,
     time: Annotated[str | None, Option(help="your column with the time, a number or a date")] = None,

@@ -31,8 +31,10 @@ class PrepareParams(Params):
     max_items: int = Field(50_000, ge=1, description="size of the catalogue: the most frequent items")
     catalogue: Literal["liked", "kept"] = Field("liked", description="items that anybody likes, or only kept users")
     max_users: int = Field(100_000, ge=1, description="number of users at most, drawn with `seed`")
-    seed: int = Field(0, ge=0, description="seed of the draw of users")
-    ties: Literal["log", "item"] = Field("log", description="order of a user's events with equal times: log or item id")
+    seed: int = Field(0, ge=0, description="seed of the draw of users and of shuffled ties")
+    ties: Literal["log", "item", "shuffle", "basket"] = Field(
+        "log", description="order of a user's events with one time: log, item id, shuffled, or shuffled and never cut"
+    )
     columns: dict[Role, str] | None = Field(None, description="for csv and parquet: the names of your columns")
     encoding: str = Field("utf-8", description="encoding of the log, any name that Python knows")
     time_format: str | None = Field(None, description="for csv and parquet: format of dates, as in strptime")
