@@ -55,6 +55,10 @@ MUTATIONS = [
       "test_ties.py::test_no_basket_is_cut"),
     M("ties at a user's end counted with the next user", "data/store.py", "hash(users.id, first >> 40)",
       "hash(first >> 40)", "test_ties.py::test_the_share_of_ties_is_said"),
+    M("dates decided by the first rows", "data/log_table.py", "if written is None or len(likely) == 1 or",
+      "if sample or", "test_dates.py::test_one_wrong_row_at_the_beginning_decides_nothing"),
+    M("dates decided by one file of several", "data/log_table.py", "for query in texts], axis=0)",
+      "for query in [next(iter(texts))]], axis=0)", "test_dates.py::test_one_file_of_a_folder_decides_for_all"),
     # ----------------------------------------------------------------------------------------------------- sphere
     M("power-spherical: α too large", "model/sphere.py", "alpha = _checked(kappa, d) + beta",
       "alpha = _checked(kappa, d) + d / 2", "test_sphere.py::test_log_normalizer_against_mpmath"),

@@ -14,7 +14,7 @@ from typing import Any
 import duckdb
 
 from bachlib import BachError
-from bachlib.data.log_table import SHOWN, LogTable, integer_time, quote, quote_path, shortened
+from bachlib.data.log_table import SHOWN, LogTable, integer_time, quote, quote_name, quote_path, shortened
 from bachlib.data.netflix import read_netflix
 from bachlib.data.raw import RawFile, as_plain
 from bachlib.data.sources import Source
@@ -26,18 +26,31 @@ REJECTS_LIMIT = 100_000  # bad rows DuckDB remembers per file if they stop the r
 def read_log(log: LogTable, source: Source, raws: list[RawFile], work: Path) -> None:
     """Read the raw files into the table `log`; unpacked files go to the folder `work`."""
     for raw in raws:
+        times = _times(log, source, raws, work)
         if source.name == "parquet":
-            read_parquet(log, as_plain(raw, work), raw.label)
+            read_parquet(log, as_plain(raw, work), raw.label, times)
             continue
         plain = as_plain(raw, work, log.params.encoding)
         if source.name == "netflix":
             read_netflix(log, plain, raw.label)
         else:
-            read_text(log, source, plain, raw.label)
+            read_text(log, source, plain, raw.label, times)
         if plain != raw.path:
             plain.unlink()
     if log.one("SELECT count(*) FROM log") == (0,) and not log.bad.count:
         raise BachError(f"{', '.join(raw.label for raw in raws)}: the log is empty, it has no interaction")
+
+
+def _times(log: LogTable, source: Source, raws: list[RawFile], work: Path) -> Iterator[str]:
+    """For each file, a query of its times as text: see `LogTable.time_type`."""
+    for raw in raws:
+        if source.name == "parquet":
+            relation, kinds = _parquet(log, as_plain(raw, work), raw.label)
+            column = log.named_columns(list(kinds), raw.label)["time"]
+            yield f"SELECT {quote_name(column)}::VARCHAR AS t FROM {relation}"
+        else:
+            plain = as_plain(raw, work, log.params.encoding)
+            yield f"SELECT time AS t FROM {_relation(plain, _own_columns(log, plain, raw.label)[0], log.params)}"
 
 
 @dataclass
@@ -69,9 +82,9 @@ def _numbered(reader: Any) -> Iterator[tuple[int, list[str]]]:
         first = reader.line_num + 1
 
 
-def read_text(log: LogTable, source: Source, path: Path, label: str) -> None:
+def read_text(log: LogTable, source: Source, path: Path, label: str, times: Iterator[str]) -> None:
     """Append one delimited file to the table `log`. Unreadable rows go to `log.bad` with their line numbers."""
-    layout = _known_layout(source, path, label) if source.columns else _own_layout(log, path, label)
+    layout = _known_layout(source, path, label) if source.columns else _own_layout(log, path, label, times)
     used = [name for name in layout.fields if not name.startswith("_")]
     where = _not_cut_off(log, path, layout, label) if source.columns else "true"
     if "behavior" in used:  # any behaviour counts as liked, but it has to be one of the four
@@ -146,8 +159,20 @@ def _known_layout(source: Source, path: Path, label: str) -> Layout:
     return Layout(source.columns, source.delimiter, header=source.header is not None)
 
 
-def _own_layout(log: LogTable, path: Path, label: str) -> Layout:
-    """The format of the user's CSV: the delimiter is the one that finds the named columns in the first line."""
+def _own_layout(log: LogTable, path: Path, label: str, times: Iterator[str]) -> Layout:
+    """The format of the user's CSV, with the types of its time and rating."""
+    layout, named = _own_columns(log, path, label)
+    names = list(layout.fields)
+    at = names.index("time")
+    sample = [row[at] for _, row in itertools.islice(layout.rows(path), 10_000) if len(row) == len(names)]
+    layout.fields["time"], layout.time_format = log.time_type(sample, label, named["time"], times)
+    if "rating" in layout.fields:
+        layout.fields["rating"] = "DOUBLE"
+    return layout
+
+
+def _own_columns(log: LogTable, path: Path, label: str) -> tuple[Layout, dict[str, str]]:
+    """The columns of the user's CSV: the delimiter is the one that finds the named columns in the first line."""
     first = _first_line(path, label)
     wanted = set((log.params.columns or {}).values()) | {"user", "item", "time"}
     readings = {delimiter: next(csv.reader([first], delimiter=delimiter)) for delimiter in ",;\t|"}
@@ -156,13 +181,7 @@ def _own_layout(log: LogTable, path: Path, label: str) -> Layout:
     role = {column: name for name, column in named.items()}
     # of a repeated column the first counts
     names = [role.pop(column, f"_{n}") for n, column in enumerate(readings[delimiter])]
-    layout = Layout(dict.fromkeys(names, "VARCHAR"), delimiter, header=True, quote='"')
-    at = names.index("time")
-    sample = [row[at] for _, row in itertools.islice(layout.rows(path), 10_000) if len(row) == len(names)]
-    layout.fields["time"], layout.time_format = log.time_type(sample, label, named["time"])
-    if "rating" in layout.fields:
-        layout.fields["rating"] = "DOUBLE"
-    return layout
+    return Layout(dict.fromkeys(names, "VARCHAR"), delimiter, header=True, quote='"'), named
 
 
 def _first_line(path: Path, label: str) -> str:
@@ -239,16 +258,21 @@ def _not_utf8(where: str) -> str:
     return f"{where}: the file is not UTF-8; pass its encoding, e.g. encoding='latin-1'"
 
 
-def read_parquet(log: LogTable, path: Path, label: str) -> None:
-    """Append one Parquet file to the table `log`. Rows with a missing or unreadable value go to `log.bad`."""
+def _parquet(log: LogTable, path: Path, label: str) -> tuple[str, dict[str, str]]:
+    """(the file as an SQL relation, its columns with their types)."""
     relation = f"read_parquet({quote_path(path)}, file_row_number = true, hive_partitioning = false)"
     try:
         described = log.con.execute(f"DESCRIBE SELECT * EXCLUDE (file_row_number) FROM {relation}").fetchall()
     except duckdb.Error as error:
         raise BachError(f"{label} is not a readable Parquet file: {str(error).splitlines()[0]}") from None
-    kinds = {name: kind for name, kind, *_ in described}
+    return relation, {name: kind for name, kind, *_ in described}
+
+
+def read_parquet(log: LogTable, path: Path, label: str, times: Iterator[str]) -> None:
+    """Append one Parquet file to the table `log`. Rows with a missing or unreadable value go to `log.bad`."""
+    relation, kinds = _parquet(log, path, label)
     named = log.named_columns(list(kinds), label)
-    sql = {role: '"' + column.replace('"', '""') + '"' for role, column in named.items()}
+    sql = {role: quote_name(column) for role, column in named.items()}
 
     chosen = {role: _id(sql[role], kinds[named[role]]) for role in ("user", "item")}
     chosen |= {role: f"{sql[role]}::VARCHAR" for role in ("title", "genre") if role in named}
@@ -257,7 +281,7 @@ def read_parquet(log: LogTable, path: Path, label: str) -> None:
     time, kind = sql["time"], kinds[named["time"]]
     if kind == "VARCHAR":
         texts = log.con.execute(f"SELECT {time} FROM {relation} WHERE {time} IS NOT NULL LIMIT 10000").fetchall()
-        kind, written = log.time_type([t for (t,) in texts], label, named["time"])
+        kind, written = log.time_type([t for (t,) in texts], label, named["time"], times)
         time = f"try_strptime({time}, {quote(written)})" if written else f"TRY_CAST({time} AS {kind})"
     chosen["time"] = integer_time(time, kind)
     columns = ", ".join(f"{expression} AS {role}" for role, expression in chosen.items())
