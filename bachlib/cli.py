@@ -66,6 +66,7 @@ def prepare(
     max_users: Annotated[int, Option(help=HELP["max_users"])] = DEFAULT["max_users"],
     seed: Annotated[int, Option(help=HELP["seed"])] = DEFAULT["seed"],
     ties: Annotated[str, Option(help=HELP["ties"] + " (log, item, shuffle or basket)")] = DEFAULT["ties"],
+    items: Annotated[str, Option(help=HELP["items"] + " (product or type)")] = DEFAULT["items"],
     user: Annotated[str | None, Option(help="your column with the user (csv, parquet)")] = None,
     item: Annotated[str | None, Option(help="your column with the item")] = None,
     time: Annotated[str | None, Option(help="your column with the time, a number or a date")] = None,
@@ -89,8 +90,8 @@ def prepare(
         raise BachError(f"{given}: {source} has its own columns; name yours with --source csv or parquet")
     options = {
         "min_rating": min_rating, "min_items": min_items, "max_items": max_items, "catalogue": catalogue,
-        "max_users": max_users, "seed": seed, "ties": ties, "columns": columns, "time_format": time_format,
-        "encoding": encoding, "on_bad_rows": on_bad_rows,
+        "max_users": max_users, "seed": seed, "ties": ties, "items": items, "columns": columns,
+        "time_format": time_format, "encoding": encoding, "on_bad_rows": on_bad_rows,
     }  # fmt: skip
     log, chosen = path or locate(source), validated(PrepareParams, options, "bach prepare").model_dump()
     out = out or output_dir("data", folder_name(source, path, chosen))  # notebooks know the path that the user gave

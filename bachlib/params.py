@@ -35,6 +35,7 @@ class PrepareParams(Params):
     ties: Literal["log", "item", "shuffle", "basket"] = Field(
         "log", description="order of a user's events with one time: log, item id, shuffled, or shuffled and never cut"
     )
+    items: Literal["product", "type"] = Field("product", description="for complete-journey: products, or their types")
     columns: dict[Role, str] | None = Field(None, description="for csv and parquet: the names of your columns")
     encoding: str = Field("utf-8", description="encoding of the log, any name that Python knows")
     time_format: str | None = Field(None, description="for csv and parquet: format of dates, as in strptime")
@@ -123,7 +124,7 @@ class TrainParams(Params):
     checkpoint_seconds: float = Field(30.0, ge=0, description="seconds between resume states; every epoch writes one")
 
 
-LATER = ("candidates", "catalogue", "context", "targets")  # the first version did not have these
+LATER = ("candidates", "catalogue", "context", "items", "targets")  # the first version did not have these
 
 
 def noted(params: Params) -> dict[str, Any]:

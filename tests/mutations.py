@@ -59,6 +59,10 @@ MUTATIONS = [
       "if sample or", "test_dates.py::test_one_wrong_row_at_the_beginning_decides_nothing"),
     M("dates decided by one file of several", "data/log_table.py", "for query in texts], axis=0)",
       "for query in [next(iter(texts))]], axis=0)", "test_dates.py::test_one_file_of_a_folder_decides_for_all"),
+    M("the journey: rows without a quantity bought", "data/parquet.py", "WHERE quantity > 0 AND {item} IS",
+      "WHERE {item} IS", "test_journey.py::test_the_wheel_as_it_is"),
+    M("the journey: rows in any order", "data/parquet.py", "ORDER BY t.file_row_number", "ORDER BY t.product_id",
+      "test_journey.py::test_the_wheel_as_it_is"),
     # ----------------------------------------------------------------------------------------------------- sphere
     M("power-spherical: α too large", "model/sphere.py", "alpha = _checked(kappa, d) + beta",
       "alpha = _checked(kappa, d) + d / 2", "test_sphere.py::test_log_normalizer_against_mpmath"),

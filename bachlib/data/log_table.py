@@ -74,11 +74,16 @@ class LogTable:
 
     def __init__(self, con: duckdb.DuckDBPyConnection, params: PrepareParams):
         self.con, self.params, self.bad = con, params, BadRows()
+        self.notes: list[str] = []  # what `prepare` should mention
         self.date_format: str | None = None  # what all rows decided, if the first rows of a file did not
 
     def one(self, query: str, values: list[Any] | None = None) -> tuple[Any, ...]:
         """The first row of a query's result."""
         return self.con.execute(query, values).fetchall()[0]
+
+    def note(self, count: int, what: str) -> None:
+        """Remember to mention this number of rows or ids, if there are any."""
+        self.notes += [f"{count:,} {what}"] * (count > 0)
 
     def columns(self) -> dict[str, str]:
         """Column → SQL type of `log`; empty before the first file."""

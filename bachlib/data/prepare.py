@@ -64,6 +64,8 @@ def prepare(
     """
     kind = find_source(source)
     chosen = validated(PrepareParams, params, "prepare")
+    if chosen.items != "product" and source != "complete-journey":
+        raise BachError(f"items={chosen.items!r}: only the source complete-journey has product types, not {source}")
     say: Say = (lambda text: None) if quiet else print
     if path is None:
         if source != "planted":
@@ -135,6 +137,8 @@ def _pipeline(
         raise BachError(f"the log has unreadable rows (on_bad_rows='skip' leaves them out and counts them):\n{bad}")
     if bad.count:
         say(f"left out {bad.count:,} unreadable rows:\n{bad}")
+    for note in log.notes:
+        say(note)
     columns = log.columns()
     rated = "rating" in columns
     liked = f"rating >= {params.min_rating}::{columns['rating']}" if rated else "true"
@@ -199,7 +203,8 @@ def _pipeline(
     say(", ".join(f"{counts[name]:,} {name}" for name in counts))
     tied = {"events": n_tied, "share": round(n_tied / n_events, 4)}
     say(f"{tied['share']:.1%} of the events tie: their user has another one at the same time (ties: {params.ties})")
-    return {"steps": steps, "counts": counts, "tied": tied, "bad_rows": {"count": bad.count, "first": bad.first}}
+    told = {"notes": log.notes, "bad_rows": {"count": bad.count, "first": bad.first}}
+    return {"steps": steps, "counts": counts, "tied": tied, **told}
 
 
 def _whole_baskets(con: duckdb.DuckDBPyConnection, order: str) -> None:

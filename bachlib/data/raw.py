@@ -61,14 +61,14 @@ def find_raw(path: str | Path, pattern: str, required: bool = True) -> list[RawF
     if path.is_dir():
         found = [RawFile(p) for p in path.rglob("*") if p.is_file() and _called(p.name, pattern)]
         if not found:  # a folder that holds the authors' zip
-            for archive in sorted(path.glob("*.zip")):
+            for archive in sorted([*path.glob("*.zip"), *path.glob("*.whl")]):
                 found += find_raw(archive, pattern, required=False)
         listing = sorted(p.name for p in path.iterdir())
     elif zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             listing = archive.namelist()
         found = [RawFile(path, n) for n in listing if _called(n.rsplit("/", 1)[-1], pattern) and "__MACOSX" not in n]
-    elif path.suffix == ".zip":
+    elif path.suffix in (".zip", ".whl"):
         raise BachError(f"{path} is a damaged or incomplete zip; download it again")
     else:
         return [RawFile(path)]

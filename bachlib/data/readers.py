@@ -1,7 +1,7 @@
 """Readers of raw logs: they append a file of any supported format to the DuckDB table `log`.
 
-Here are delimited text (the authors' formats, checked against their first line, and any CSV) and Parquet; `netflix` has
-a module of its own, because its log is not a table.
+Here is delimited text: the authors' formats, checked against their first line, and any CSV. Netflix's log and Parquet
+files have modules of their own.
 """
 
 import csv
@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import duckdb
-
 from bachlib import BachError
 from bachlib.data.log_table import SHOWN, LogTable, integer_time, quote, quote_name, quote_path, shortened
 from bachlib.data.netflix import read_netflix
+from bachlib.data.parquet import journey, parquet, read_parquet
 from bachlib.data.raw import RawFile, as_plain
 from bachlib.data.sources import Source
 from bachlib.params import PrepareParams
@@ -27,8 +26,9 @@ def read_log(log: LogTable, source: Source, raws: list[RawFile], work: Path) -> 
     """Read the raw files into the table `log`; unpacked files go to the folder `work`."""
     for raw in raws:
         times = _times(log, source, raws, work)
-        if source.name == "parquet":
-            read_parquet(log, as_plain(raw, work), raw.label, times)
+        if source.name in ("parquet", "complete-journey"):
+            whole = as_plain(raw, work) if source.name == "parquet" else journey(log, raw, work)
+            read_parquet(log, whole, raw.label, times)
             continue
         plain = as_plain(raw, work, log.params.encoding)
         if source.name == "netflix":
@@ -45,7 +45,7 @@ def _times(log: LogTable, source: Source, raws: list[RawFile], work: Path) -> It
     """For each file, a query of its times as text: see `LogTable.time_type`."""
     for raw in raws:
         if source.name == "parquet":
-            relation, kinds = _parquet(log, as_plain(raw, work), raw.label)
+            relation, kinds = parquet(log, as_plain(raw, work), raw.label)
             column = log.named_columns(list(kinds), raw.label)["time"]
             yield f"SELECT {quote_name(column)}::VARCHAR AS t FROM {relation}"
         else:
@@ -256,53 +256,3 @@ def _explain(where: str, column: str | None, kind: str, message: str, text: str)
 
 def _not_utf8(where: str) -> str:
     return f"{where}: the file is not UTF-8; pass its encoding, e.g. encoding='latin-1'"
-
-
-def _parquet(log: LogTable, path: Path, label: str) -> tuple[str, dict[str, str]]:
-    """(the file as an SQL relation, its columns with their types)."""
-    relation = f"read_parquet({quote_path(path)}, file_row_number = true, hive_partitioning = false)"
-    try:
-        described = log.con.execute(f"DESCRIBE SELECT * EXCLUDE (file_row_number) FROM {relation}").fetchall()
-    except duckdb.Error as error:
-        raise BachError(f"{label} is not a readable Parquet file: {str(error).splitlines()[0]}") from None
-    return relation, {name: kind for name, kind, *_ in described}
-
-
-def read_parquet(log: LogTable, path: Path, label: str, times: Iterator[str]) -> None:
-    """Append one Parquet file to the table `log`. Rows with a missing or unreadable value go to `log.bad`."""
-    relation, kinds = _parquet(log, path, label)
-    named = log.named_columns(list(kinds), label)
-    sql = {role: quote_name(column) for role, column in named.items()}
-
-    chosen = {role: _id(sql[role], kinds[named[role]]) for role in ("user", "item")}
-    chosen |= {role: f"{sql[role]}::VARCHAR" for role in ("title", "genre") if role in named}
-    if "rating" in named:
-        chosen["rating"] = f"TRY_CAST({sql['rating']} AS DOUBLE)"
-    time, kind = sql["time"], kinds[named["time"]]
-    if kind == "VARCHAR":
-        texts = log.con.execute(f"SELECT {time} FROM {relation} WHERE {time} IS NOT NULL LIMIT 10000").fetchall()
-        kind, written = log.time_type([t for (t,) in texts], label, named["time"], times)
-        time = f"try_strptime({time}, {quote(written)})" if written else f"TRY_CAST({time} AS {kind})"
-    chosen["time"] = integer_time(time, kind)
-    columns = ", ".join(f"{expression} AS {role}" for role, expression in chosen.items())
-    select = f"SELECT {columns}, file_row_number AS row FROM {relation}"
-
-    needed = ["user", "item", "time"] + ["rating"] * ("rating" in named)
-    wrong = " OR ".join([f"{name} IS NULL" for name in needed] + ["NOT isfinite(rating)"] * ("rating" in named))
-    count, rows = log.one(f"""
-        SELECT count(*), list({{{", ".join(f"'{name}': {name}" for name in ["row", *needed])}}} ORDER BY row)[:{SHOWN}]
-        FROM ({select}) WHERE {wrong}
-    """)
-    for row in rows or []:
-        missing = ", ".join(name for name in needed if row[name] is None) or "rating"
-        log.bad.add(0, [f"{label}, row {row['row'] + 1}: {missing} is missing or cannot be read"])
-    log.bad.add(count, [])
-    log.append(f"SELECT * EXCLUDE (row) FROM ({select}) WHERE NOT ({wrong})", list(chosen), label)
-
-
-def _id(column: str, kind: str) -> str:
-    """An id as text, as in a CSV, so that files with different types fit together."""
-    if kind in ("DOUBLE", "FLOAT"):  # pandas turns whole numbers with a missing value into floats
-        text = f"coalesce(TRY_CAST({column} AS BIGINT)::VARCHAR, {column}::VARCHAR)"
-        return f"CASE WHEN isfinite({column}) THEN {text} END"
-    return f"NULLIF({column}::VARCHAR, '')"

