@@ -22,6 +22,8 @@ SHOWN = 5  # bad rows that a message quotes; the others are only counted
 DATES = ["%m/%d/%Y", "%d/%m/%Y", "%d.%m.%Y", "%Y/%m/%d", "%m/%d/%y", "%d/%m/%y", "%d.%m.%y", "%y-%m-%d", "%d-%m-%y"]
 DATE_FORMATS = [date + clock for date in DATES for clock in ("", " %H:%M", " %H:%M:%S")]
 
+UNSEEN = r"[\p{Z}\p{C}]+"  # of an id: spaces of all kinds, control and formatting characters
+
 # a time given as a number of any unit, with up to six decimals: the times of all files compare exactly
 NUMBER = "DECIMAL(38, 6)"
 
@@ -84,6 +86,19 @@ class LogTable:
     def note(self, count: int, what: str) -> None:
         """Remember to mention this number of rows or ids, if there are any."""
         self.notes += [f"{count:,} {what}"] * (count > 0)
+
+    def note_alike(self, table: str, role: str) -> None:
+        """Mention ids that look the same: `table` has every id once."""
+        if self.columns()[role] != "VARCHAR":
+            return
+        n, a, b = self.one(f"""
+            SELECT sum(n), arg_min(a, a), arg_min(b, a) FROM (
+                SELECT count(*) AS n, min({role}) AS a, max({role}) AS b FROM {table}
+                GROUP BY regexp_replace(nfc_normalize({role}), '{UNSEEN}', '', 'g') HAVING n > 1
+            )
+        """)
+        unlike = f"{role}s have ids that differ only in white space, invisible characters or Unicode form, e.g."
+        self.note(n or 0, f"{unlike} {a!a} and {b!a}; they count as different")
 
     def columns(self) -> dict[str, str]:
         """Column → SQL type of `log`; empty before the first file."""

@@ -9,6 +9,10 @@ from bachlib import BachError
 from bachlib.data.log_table import SHOWN, LogTable, integer_time, quote, quote_name, quote_path
 from bachlib.data.raw import RawFile, as_plain, beside
 
+TIMES = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "U", "FLOAT", "DOUBLE", "DECIMAL", "TIMESTAMP", "DATE",
+         "VARCHAR")  # fmt: skip
+EXACT = {"DOUBLE": 2**53, "FLOAT": 2**24}  # whole numbers above these are rounded
+
 # what `items` makes of a product: its id and its title
 ITEMS = {
     "product": ("product_id", "concat_ws(' ', coalesce(product_type, department), brand, package_size)"),
@@ -65,10 +69,20 @@ def read_parquet(log: LogTable, path: Path, label: str, times: Iterator[str]) ->
     sql = {role: quote_name(column) for role, column in named.items()}
 
     chosen = {role: _id(sql[role], kinds[named[role]]) for role in ("user", "item")}
+    for role in ("user", "item"):
+        if largest := EXACT.get(kinds[named[role]]):
+            (n,) = log.one(
+                f"SELECT count(*) FROM {relation} WHERE isfinite({sql[role]}) AND abs({sql[role]}) > {largest}"
+            )
+            log.note(
+                n, f"rows of {label} have a {role} id above {largest:,} as a {kinds[named[role]]}: digits may be lost"
+            )
     chosen |= {role: f"{sql[role]}::VARCHAR" for role in ("title", "genre") if role in named}
     if "rating" in named:
         chosen["rating"] = f"TRY_CAST({sql['rating']} AS DOUBLE)"
     time, kind = sql["time"], kinds[named["time"]]
+    if not kind.startswith(TIMES) or kind.endswith("]"):
+        raise BachError(f"{label}: column {named['time']!r} should hold a number, a date or text and is {kind}")
     if kind == "VARCHAR":
         texts = log.con.execute(f"SELECT {time} FROM {relation} WHERE {time} IS NOT NULL LIMIT 10000").fetchall()
         kind, written = log.time_type([t for (t,) in texts], label, named["time"], times)
@@ -93,6 +107,6 @@ def read_parquet(log: LogTable, path: Path, label: str, times: Iterator[str]) ->
 def _id(column: str, kind: str) -> str:
     """An id as text, as in a CSV, so that files with different types fit together."""
     if kind in ("DOUBLE", "FLOAT"):  # pandas turns whole numbers with a missing value into floats
-        text = f"coalesce(TRY_CAST({column} AS BIGINT)::VARCHAR, {column}::VARCHAR)"
-        return f"CASE WHEN isfinite({column}) THEN {text} END"
+        whole = f"CASE WHEN {column} = trunc({column}) THEN TRY_CAST({column} AS BIGINT)::VARCHAR END"
+        return f"CASE WHEN isfinite({column}) THEN coalesce({whole}, {column}::VARCHAR) END"
     return f"NULLIF({column}::VARCHAR, '')"

@@ -137,8 +137,6 @@ def _pipeline(
         raise BachError(f"the log has unreadable rows (on_bad_rows='skip' leaves them out and counts them):\n{bad}")
     if bad.count:
         say(f"left out {bad.count:,} unreadable rows:\n{bad}")
-    for note in log.notes:
-        say(note)
     columns = log.columns()
     rated = "rating" in columns
     liked = f"rating >= {params.min_rating}::{columns['rating']}" if rated else "true"
@@ -149,6 +147,9 @@ def _pipeline(
             CREATE TABLE {table} AS
             SELECT {column}, count(*) AS n, count(*) FILTER ({liked}) AS liked FROM log GROUP BY {column}
         """)
+        log.note_alike(table, column)
+    for note in log.notes:
+        say(note)
     step("raw log", *one("SELECT sum(n), count(*), (SELECT count(*) FROM by_item) FROM by_user"))
     some = "count(*) FILTER (liked > 0)"
     rows, users, items = one(f"SELECT sum(liked), {some}, (SELECT {some} FROM by_item) FROM by_user")

@@ -20,6 +20,8 @@ from bachlib.data.sources import Source
 from bachlib.params import PrepareParams
 
 REJECTS_LIMIT = 100_000  # bad rows DuckDB remembers per file if they stop the run
+SWALLOWS = ("UNQUOTED VALUE", "LINE SIZE OVER MAXIMUM")  # a bad row that goes on to the next quote, many rows later
+BLOCK = 1 << 24
 
 
 def read_log(log: LogTable, source: Source, raws: list[RawFile], work: Path) -> None:
@@ -84,6 +86,7 @@ def _numbered(reader: Any) -> Iterator[tuple[int, list[str]]]:
 
 def read_text(log: LogTable, source: Source, path: Path, label: str, times: Iterator[str]) -> None:
     """Append one delimited file to the table `log`. Unreadable rows go to `log.bad` with their line numbers."""
+    _no_endless_line(path, label)
     layout = _known_layout(source, path, label) if source.columns else _own_layout(log, path, label, times)
     used = [name for name in layout.fields if not name.startswith("_")]
     where = _not_cut_off(log, path, layout, label) if source.columns else "true"
@@ -104,15 +107,26 @@ def _collect_rejects(log: LogTable, path: Path, label: str) -> None:
     if not count:
         return
     first = log.con.execute(f"""
-        SELECT line_byte_position, arg_min(column_name, column_idx), arg_min(error_type, column_idx),
-               arg_min(error_message, column_idx), any_value(csv_line)
-        FROM reject_errors GROUP BY line_byte_position
-        ORDER BY bool_or(error_type = 'UNQUOTED VALUE') DESC, line_byte_position LIMIT {SHOWN}
+        SELECT line_byte_position, column_name, error_type, error_message, csv_line,
+               error_type IN {SWALLOWS} AS swallows
+        FROM reject_errors
+        QUALIFY row_number() OVER (PARTITION BY line_byte_position ORDER BY swallows DESC, column_idx) = 1
+        ORDER BY swallows DESC, line_byte_position LIMIT {SHOWN}
     """).fetchall()
-    messages = [_explain(f"{label}, line {_line_at(path, position)}", *row) for position, *row in first]
-    if first[0][2] == "UNQUOTED VALUE":  # this row swallows everything up to the next quote
-        raise BachError(f"{shortened(messages[0])}\nThe rows after an unclosed quote cannot be read: correct that line")
+    messages = [_explain(f"{label}, line {_line_at(path, position)}", *row[:4]) for position, *row in first]
+    if first[0][-1]:
+        raise BachError(f"{shortened(messages[0])}\nAn unclosed quote takes the rows after it along: correct that line")
     log.bad.add(count, messages)
+
+
+def _no_endless_line(path: Path, label: str) -> None:
+    """DuckDB leaves out a line of more than 32 MB without a word. It has a whole block without a line end."""
+    with path.open("rb") as stream:
+        for start in range(0, path.stat().st_size - BLOCK, BLOCK):
+            stream.seek(start)
+            if not any(b"\n" in stream.read(1 << 16) for _ in range(BLOCK >> 16)):
+                where = f"{label}, line {_line_at(path, start + 1)}"
+                raise BachError(f"{where} is longer than {BLOCK:,} bytes; a row should have a user, an item and a time")
 
 
 def _line_at(path: Path, position: int) -> int:
@@ -177,10 +191,11 @@ def _own_columns(log: LogTable, path: Path, label: str) -> tuple[Layout, dict[st
     wanted = set((log.params.columns or {}).values()) | {"user", "item", "time"}
     readings = {delimiter: next(csv.reader([first], delimiter=delimiter)) for delimiter in ",;\t|"}
     delimiter = max(readings, key=lambda d: (len(wanted & set(readings[d])), len(readings[d])))
-    named = log.named_columns(readings[delimiter], label)
+    named = log.named_columns(found := readings[delimiter], label)
+    if twice := [column for column in named.values() if found.count(column) > 1]:
+        raise BachError(f"{label} has {found.count(twice[0])} columns named {twice[0]!r}; rename all but the right one")
     role = {column: name for name, column in named.items()}
-    # of a repeated column the first counts
-    names = [role.pop(column, f"_{n}") for n, column in enumerate(readings[delimiter])]
+    names = [role.get(column, f"_{n}") for n, column in enumerate(found)]
     return Layout(dict.fromkeys(names, "VARCHAR"), delimiter, header=True, quote='"'), named
 
 

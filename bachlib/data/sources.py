@@ -113,8 +113,8 @@ def _netflix(text: str) -> Iterator[Row]:
         yield item, f"{title} ({year})" if year != "NULL" else title, []
 
 
-def _lines(text: str) -> list[str]:
-    return [line.rstrip("\r") for line in text.split("\n") if line.strip()]  # splitlines() would cut at \x85 too
+def _lines(text: str) -> Iterator[str]:
+    return (line.rstrip("\r\n") for line in io.StringIO(text) if line.strip())  # splitlines() would cut at \x85 too
 
 
 def split_genres(genres: str) -> list[str]:
@@ -122,6 +122,7 @@ def split_genres(genres: str) -> list[str]:
     return [] if genres == "(no genres listed)" else [genre for genre in genres.split("|") if genre]
 
 
+LARGEST = 1 << 27  # bytes of an item table: more is a mistake or a zip bomb, and would not fit into memory
 TITLES = {  # file name of the item table → its reader and encoding
     "movies.csv": (lambda text: _from_csv(text, "movieId", "genres"), "utf-8-sig"),
     "movies.dat": (_movies_dat, "latin-1"),
@@ -136,7 +137,11 @@ def read_titles(raw: RawFile, kind: str) -> pd.DataFrame:
     reader, encoding = TITLES[kind]
     try:
         with raw.open() as stream:
-            rows = list(reader(stream.read().decode(encoding)))
+            if len(text := stream.read(LARGEST + 1)) > LARGEST:
+                raise BachError(
+                    f"{raw.label} is larger than {LARGEST:,} bytes: no table of items is; remove or repair it"
+                )
+            rows = list(reader(text.decode(encoding)))
     except (ValueError, KeyError) as error:
         raise BachError(f"{raw.label} is not in the format of the authors' {kind}: {error}") from None
     return pd.DataFrame(rows, columns=["raw_id", "title", "genres"])
