@@ -67,6 +67,9 @@ def prepare(
     seed: Annotated[int, Option(help=HELP["seed"])] = DEFAULT["seed"],
     ties: Annotated[str, Option(help=HELP["ties"] + " (log, item, shuffle or basket)")] = DEFAULT["ties"],
     items: Annotated[str, Option(help=HELP["items"] + " (product or type)")] = DEFAULT["items"],
+    split: Annotated[str, Option(help=HELP["split"] + ": per-user or global-time")] = DEFAULT["split"],
+    test_share: Annotated[float, Option(help=HELP["test_share"])] = DEFAULT["test_share"],
+    dates: Annotated[tuple[str, str] | None, Option(help=HELP["dates"])] = None,
     user: Annotated[str | None, Option(help="your column with the user (csv, parquet)")] = None,
     item: Annotated[str | None, Option(help="your column with the item")] = None,
     time: Annotated[str | None, Option(help="your column with the time, a number or a date")] = None,
@@ -91,7 +94,8 @@ def prepare(
     options = {
         "min_rating": min_rating, "min_items": min_items, "max_items": max_items, "catalogue": catalogue,
         "max_users": max_users, "seed": seed, "ties": ties, "items": items, "columns": columns,
-        "time_format": time_format, "encoding": encoding, "on_bad_rows": on_bad_rows,
+        "time_format": time_format, "encoding": encoding, "on_bad_rows": on_bad_rows, "split": split,
+        "test_share": test_share, "dates": list(dates) if dates else None,
     }  # fmt: skip
     log, chosen = path or locate(source), validated(PrepareParams, options, "bach prepare").model_dump()
     out = out or output_dir("data", folder_name(source, path, chosen))  # notebooks know the path that the user gave
@@ -235,6 +239,7 @@ def evaluate(
     ] = None,
     slate: Annotated[int, Option(help="also measure diversity and novelty of slates of this length; 0: do not")] = 0,
     best_over_k: Annotated[bool, Option(help="keep only the k with the best validation AUPRC")] = False,
+    serve_by: Annotated[str, Option(help="density (the paper), max or softmax, which is not saved")] = "density",
     latex: Annotated[bool, Option(help="print the table as LaTeX rows")] = False,
 ) -> None:
     """Rank the full catalogue for each run, save the metrics in its folder, and print the paper's table."""
@@ -245,8 +250,9 @@ def evaluate(
     found = []
     for folder in map(find_run, runs):
         dataset = data_of(folder, data)
-        found.append(evaluate_run(Run.load(folder, dataset), dataset, split, slate=slate))
-        found[-1].save(folder)
+        found.append(evaluate_run(Run.load(folder, dataset), dataset, split, slate=slate, serve_by=serve_by))
+        if serve_by == "density":
+            found[-1].save(folder)
         typer.echo(found[-1])
     if len(found) > 1:
         made = table(found, baseline, best_over_k=best_over_k)

@@ -78,6 +78,19 @@ def test_no_basket_is_cut(tmp_path_factory, seed, min_items, repeats):
     assert len(Windows(data)) == data.n_windows
 
 
+def test_the_dates_of_a_global_split_cut_no_basket(tmp_path):
+    """So nothing is dropped; a period's part that is not evaluated is not in the history before it either."""
+    events = [(u, i, 5, 10**9 + 86_400 * (t // 10)) for u, i, _, t in shopping(3, n_users=30)]
+    when = {(u, i): t for u, i, _, t in events}
+    data = made(tmp_path, events, "basket", min_items=80, split="global-time", test_share=0.2)
+    assert len(data.sequences) == len(events) and "baskets never cut" not in [s["step"] for s in data.meta["steps"]]
+    raw_item, evaluated = data.items["raw_id"].to_numpy(), data.evaluated("test")
+    assert len(evaluated)
+    for u in evaluated:
+        parts = [{when[u + 1, item] for item in raw_item[part]} for part in data.split(u)]
+        assert not parts[0] & parts[1] and not parts[1] & parts[2] and not parts[0] & parts[2]
+
+
 def test_shuffled_ties_are_the_log_in_another_order(tmp_path):
     """The same items at the same times; inside a time any order, drawn with the seed."""
     events = [(u, i + 1, 5, i // 12) for u in range(1, 31) for i in range(96)]

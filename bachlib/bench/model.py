@@ -19,8 +19,8 @@ from bachlib.evaluate import diagnostics, evaluate
 from bachlib.files import output_dir
 from bachlib.model import onepass
 from bachlib.model.methods import build
+from bachlib.model.plain import plain_step_loss
 from bachlib.model.sphere import KERNELS
-from bachlib.model.twotower import plain_step_loss
 from bachlib.rank.ranks import sample_users
 
 N_USERS, K = 10_000, 8  # of evaluation

@@ -7,7 +7,7 @@ all of them for a dark page.
 # ruff: noqa: F401, I001 (an import here is a public name; a line per name would be a page)
 # fmt: off
 from bachlib.show.plots.answers import (
-    calibration_controls, diversity_and_recall, genre_coverage, gradient_noise, posterior_gap,
+    calibration_controls, diversity_and_recall, genre_coverage, gradient_noise, posterior_gap, shuffle_test,
 )
 from bachlib.show.plots.data import bars, funnel, long_tail, proportions, sequence_lengths, spectrum, timeline, windows
 from bachlib.show.plots.evaluate import (
