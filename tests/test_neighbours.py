@@ -187,8 +187,11 @@ def test_warp_is_the_expectation_of_its_draw():
     assert value.item() == pytest.approx(np.mean([weight * h for h in hinge]), rel=1e-10) and 5 < len(hinge) < 50
     far = torch.tensor([9.0], dtype=torch.float64)
     for kind in ("hinge", "warp"):  # the margin is kept: no loss, no gradient
-        value, to_x, to_s = neighbours.against_each(x, torch.ones_like(x), far, far, kind)
-        assert value == 0 and not to_x.any() and not to_s.any()
+        for dtype in (torch.float32, torch.float64):
+            value, to_x, to_s = neighbours.against_each(
+                x.to(dtype), torch.ones(1, 50, dtype=dtype), *[far.to(dtype)] * 2, kind
+            )
+            assert value == 0 and not to_x.any() and not to_s.any()
 
 
 # --------------------------------------------------------------------------------------------------------------- remi

@@ -1,5 +1,7 @@
 """The global time split against the raw log read plainly, and everything that has to cope with fewer than ten items."""
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -13,6 +15,9 @@ from bachlib.files import output_dir
 from bachlib.model.methods import METHODS, build
 from bachlib.params import PrepareParams, noted
 from bachlib.rank.ranks import rank_blocks, sample_users, score_blocks
+from bachlib.serve import Retriever
+from bachlib.show.explorer.session import Session
+from bachlib.show.steering import sliders
 from bachlib.train import fit
 
 SHARE = 0.3  # of the test period, and of the validation before it: many users are in one period only
@@ -204,6 +209,20 @@ def test_every_encoder_trains_on_dates(dated):
     found = evaluate(build("mostpop", strict), strict, quiet=True)
     assert (found.per_user.index == np.intersect1d(strict.cold, dated.evaluated("test"))).all()
     assert strict.n_windows == len(Windows(strict))
+
+
+def test_pictures_ask_for_the_same_split(dated):
+    """A page of a run, its sliders and the explorer show the history before the date and only later items after it."""
+    run = fit(build("p-bach", dated, 2, d=8, item_width=16, ff=16), dated, {"epochs": 1, "n_negatives": 16}, quiet=True)
+    session = Session({"p": Retriever(run, "exact", dataset=dated)}, dated)
+    for u in dated.evaluated("test")[:20]:
+        session.be(int(u))
+        train, valid, test = dated.split(u)
+        assert set(session.had) == {*train, *valid} and session.later == set(test[:10])
+    page = sliders(run, dated, users=2)
+    for one in page.data["users"]:
+        train, valid, test = dated.split(int(re.search(r"user (\d+)", one["name"])[1]))
+        assert one["history"] == [*train, *valid][::-1][: len(one["history"])] and one["later"] == test.tolist()
 
 
 def test_the_leak(folder, dated, tmp_path):

@@ -95,13 +95,16 @@ def against_each(
 ) -> tuple[Float[Tensor, " B"], Float[Tensor, "B C"], Float[Tensor, " B"]]:
     """A pairwise loss for the logits s of positives and x of candidates with weights w; its slopes in x and in s.
 
-    The weights make it a mean over draws as they should have been; a positive needs none.
+    It is a weighted mean over the candidates, so a positive needs no weight.
     """
     x = x - s[:, None]
     each = torch.nn.functional.softplus(x) if kind == "bpr" else (1 + x).clamp(min=0.0)
     slopes = w * (x.sigmoid() if kind == "bpr" else (x > -1).to(x))
-    n = (slopes if kind == "warp" else w).sum(1).clamp(min=torch.finfo(x.dtype).tiny)
-    scale = torch.special.digamma(n + 1).add(0.5772156649015329) / n if kind == "warp" else 1 / n
+    if kind == "warp":
+        above = slopes.sum(1).clamp(min=0.01)
+        scale = (torch.special.digamma(above + 1) + 0.5772156649015329) / above  # L(V) / V
+    else:
+        scale = 1 / w.sum(1).clamp(min=torch.finfo(x.dtype).tiny)
     slopes = slopes * scale[:, None]
     return scale * (w * each).sum(1), slopes, -slopes.sum(1)
 
