@@ -33,8 +33,11 @@ class PrepareParams(Params):
     max_items: int = Field(50_000, ge=1, description="size of the catalogue: the most frequent items")
     catalogue: Literal["liked", "kept"] = Field("liked", description="items that anybody likes, or only kept users")
     max_users: int = Field(100_000, ge=1, description="number of users at most, drawn with `seed`")
-    seed: int = Field(0, ge=0, description="seed of the draw of users")
-    ties: Literal["log", "item"] = Field("log", description="order of a user's events with equal times: log or item id")
+    seed: int = Field(0, ge=0, description="seed of the draw of users and of shuffled ties")
+    ties: Literal["log", "item", "shuffle", "basket"] = Field(
+        "log", description="order of a user's events with one time: log, item id, shuffled, or shuffled and never cut"
+    )
+    items: Literal["product", "type"] = Field("product", description="for complete-journey: products, or their types")
     split: Literal["per-user", "global-time"] = Field(
         "per-user", description="held out: a user's last items, or what all users liked from two dates on"
     )
@@ -130,6 +133,14 @@ class ModelParams(Params):
     mind_relu: bool = Field(False, description="mind: ReLU layer after the capsules, as in ComiRec's code")
     mind_power: float = Field(1.0, gt=0, description="mind: power of label-aware attention")
     sa_positions_in_values: bool = Field(False, description="comirec-sa: add positions to the values too")
+    remi_beta: float = Field(1.0, ge=0, le=100, description="remi: β of the hard negatives; published: 10, 1 or 0.1")
+    remi_lambda: float = Field(100.0, ge=0, description="remi: weight λ of the routing regulariser")
+    remi_batch: int = Field(
+        128, ge=1, description="remi: λ counts so many times, as in the published sum over batches of 128; 1: a mean"
+    )
+    maxmf_loss: Literal["hinge", "warp", "bpr"] = Field(
+        "hinge", description="maxmf: margin ranking loss, the same weighted by rank, or logistic"
+    )
     sasrec_blocks: int = Field(2, ge=1, description="sasrec: number of blocks")
     sasrec_heads: int = Field(1, ge=1, description="sasrec: attention heads; divides d")
     sasrec_norm_keys: bool = Field(False, description="sasrec: keys and values from LN(x), as in common Transformers")
@@ -170,8 +181,8 @@ class TrainParams(Params):
 
 
 LATER = (  # the first version did not have these
-    "candidates", "catalogue", "context", "targets", "posterior", "through_gamma", "temper", "kappa", "log_q",
-    "false_negatives", "split", "test_share", "dates",
+    "candidates", "catalogue", "context", "items", "targets", "posterior", "through_gamma", "temper", "kappa", "log_q",
+    "false_negatives", "split", "test_share", "dates", "remi_beta", "remi_lambda", "remi_batch", "maxmf_loss",
 )  # fmt: skip
 ELBO_ONLY = ("kernel", "pi", "posterior", "through_gamma", "temper", "kappa")  # parameters of methods with a kernel
 

@@ -151,6 +151,30 @@ def plain_all_multihead(heads, items, positive, tau, ids, weights=None):
     return -scores.log_softmax(-1).gather(1, positive[:, None]).mean()
 
 
+def plain_neighbour(rule, heads, items, positive, tau, ids, beta=1.0, kind="hinge"):
+    """remi and maxmf written down row by row; bam where it draws the closest head is pos-multihead."""
+    if rule == "bam":
+        return plain_pos_multihead(heads, items, positive, tau, ids)
+    total = 0 * (heads.sum() + items.sum())
+    for n, own in enumerate(positive.tolist()):
+        others = torch.arange(len(items)) != own if ids is None else ids != ids[own]
+        s = heads[n] @ items.T / tau  # (k, C)
+        if not others.any():
+            continue
+        if rule == "remi":
+            x = s[routing.routed_head(heads, items, positive)[n]]
+            hard = ((1 + beta) * x[others]).logsumexp(0) - (beta * x[others]).logsumexp(0)
+            total = total + torch.stack([x[own], hard + math.log(int(others.sum()))]).logsumexp(0) - x[own]
+            continue
+        x = s.max(0).values
+        x = (x - x[own])[others]
+        each = torch.nn.functional.softplus(x) if kind == "bpr" else (1 + x).relu()
+        above = int((x > -1).sum())
+        weight = sum(1 / (i + 1) for i in range(above)) / max(above, 1) if kind == "warp" else 1 / len(x)
+        total = total + weight * each.sum()
+    return total / len(positive)
+
+
 def some_weights(C, B, dtype):
     """Weights between 1/30 and 30, and 1."""
     candidate, own = ((7 * torch.rand(n, dtype=dtype) - 3.5).exp() for n in (C, B))

@@ -23,7 +23,8 @@ START = 10.0  # seconds for the kernel, imports and the evaluation of a small ru
 ROW, HEAD = 35e-6, 9e-6  # seconds per window, and per window and head, outside matrix products
 COUNTED = {"movielens-1m": 253_468}  # windows with the paper's settings; its table has those of its own data sets
 SHARE = 0.6  # the products of a step reach this share of the speed of a large product
-ALL = {"mind": 1.4, "pos-multihead": 1.4, "p-bach-global": 2.3, "v-bach-global": 2.3}  # targets="all"; others about 1
+ALL = {"mind": 1.4, "pos-multihead": 1.4, "bam": 1.4, "remi": 2.4, "maxmf": 1.2}  # targets="all"; others about 1
+ALL |= {"p-bach-global": 2.3, "v-bach-global": 2.3}
 
 
 def seconds(p: Experiment) -> float:

@@ -34,7 +34,9 @@ This *is* the softmax with the weights d_j / q_j and the scores log P(j | u), fo
 is smallest at the right scores. (With the weight 1 for the positive and 1 / q_j for the others, their sum would be
 unbiased for the whole catalogue, but its logarithm would not.) A set only shows whether an item was drawn, which has
 the probability 1 − exp(−q_j); this takes the place of q_j. Copies of the row's positive stay left out, here as
-everywhere, where the posterior has d_t. With negatives only (B = 1) all q_j are equal and cancel: nothing changes.
+everywhere. In a set this is the posterior; in a list the posterior would count them (d_t), so that items with q_j near
+1 end up somewhat too high: `candidates="set"` is the exact choice. With negatives only (B = 1) all q_j are equal and
+cancel: nothing changes.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from bachlib import BachError
 from bachlib.data import Dataset
 from bachlib.files import short_hash
 from bachlib.model.extractors import ComiRecDR, ComiRecSA, Mind, SASRec
+from bachlib.model.neighbours import RULES
 from bachlib.model.svd import pure_svd
 from bachlib.model.towers import ClsTower, Codebook, Gate, ItemTower, PiTable, ResidualCodebook
 from bachlib.model.twotower import TwoTower
@@ -57,6 +58,10 @@ METHODS = {
     "v-bach-global": Method(   "codebook",          "elbo",          "mixture density",  V),
     "p-bach-residual": Method( "codebook-residual", "elbo",          "mixture density",  P),
     "v-bach-residual": Method( "codebook-residual", "elbo",          "mixture density",  V),
+    # neighbours beyond the paper's fourteen: see model/neighbours
+    "remi": Method(            "comirec-sa",        "remi",          "max over heads"),
+    "bam": Method(             "cls",               "bam",           "max over heads"),
+    "maxmf": Method(           "cls",               "maxmf",         "max over heads"),
 }  # fmt: skip
 
 
@@ -64,7 +69,7 @@ def cls_tower(p: ModelParams, k: int) -> ClsTower:
     return ClsTower(k, p.d, p.width or p.d, p.attention_heads, p.ff, p.n_hist, p.dropout, p.cls_scale)
 
 
-OBJECTIVES = ("counts", "standard", "pos-multihead", "all-multihead", "label-aware", "elbo")
+OBJECTIVES = ("counts", "standard", "pos-multihead", "all-multihead", "label-aware", "elbo", *RULES)
 
 ENCODERS = {
     "cls": cls_tower,
@@ -125,6 +130,9 @@ def build(
         if (width := item_tower(torch.zeros(1, dtype=torch.long)).shape[-1]) != p.d:
             raise BachError(f"the item tower returns vectors of {width} dimensions, but d = {p.d}")
         encoder = encoder or ENCODERS[row.encoder](p, k)
+        if row.objective == "remi" and p.remi_lambda and not hasattr(encoder, "attend"):
+            able = "comirec-sa has one, and your own encoder with `attend(tokens, history)` -> (heads, A (B, k, n))"
+            raise BachError(f"remi regularises attention over positions; {type(encoder).__name__} has none: {able}")
         if row.kernel is not None and p.pi != "uniform":
             gate = gate or (PiTable(dataset.n_users, k) if p.pi == "table" else Gate(cls_tower(p, 1), p.d, k))
         n_context = _read_context(p.context, name or of, dataset, {"encoder": encoder, "gate": gate})

@@ -90,11 +90,12 @@ class Bound(NamedTuple):
 
     `posterior`: "spherical" is eq. 19. "contrastive" is γ^con of eq. 20: the bound is tight, so this is EM (with a
     gradient step for M) on the mixture of softmaxes. "prior" is γ = π_u: no recognition model. Only the first trains κ;
-    with the others κ stays 1/τ, also at serving. γ^con needs all logits of a row first. A block of `onepass` has them,
-    for all heads, so it is one pass nevertheless: MEASURED.
-    `through_gamma=False` holds γ fixed in the gradient, as EM's M-step does: then κ is not trained either. At γ^con it
-    changes nothing, since the bound is stationary there. `temper` is the weight of the entropy term: below 1, γ and so
-    π_u become sharper. The value F is no bound of ℓ then.
+    with the others κ stays 1/τ, also at serving. γ^con needs all logits of a row first. But a block of `onepass` has
+    them, for all heads, before it is forgotten: the loss (B = 512, 1,790 candidates, k = 8 and 32) takes 2–4% longer
+    than with eq. 19. A first pass for log p would take 42% longer, plain code 2.7 and 3.6 times as long.
+    `through_gamma=False` holds γ fixed in the gradient, as EM's M-step does; κ is not trained then. At γ^con it changes
+    nothing: the bound is stationary there. `temper` is the weight of the entropy term. At fixed log p the best γ is
+    ∝ (π p)^(1/temper): sharper below 1, flatter above, where the value is no bound of ℓ_n any more.
     """
 
     posterior: Literal["spherical", "contrastive", "prior"] = "spherical"
@@ -110,10 +111,7 @@ class Bound(NamedTuple):
         return log_gamma if self.through_gamma else log_gamma.detach()
 
     def slopes(self, log_pi: PerHead, share: Tensor) -> Slopes:
-        """∂F/∂log p, of which γ is a part, for rows whose log p is known; `share`: of each row or target in the loss.
-
-        It is γ + (1 − temper) γ (a − Σ_s γ_s a_s) with a = log π + log p if the gradient goes through γ, else γ.
-        """
+        """∂F/∂log p at γ^con, times `share`: γ, and through γ (1 − temper) γ (a − Σ_s γ_s a_s), a = log π + log p."""
 
         def of(rows: slice, log_p: Tensor) -> Tensor:
             a = log_pi[rows].detach() + log_p

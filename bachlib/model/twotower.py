@@ -9,7 +9,6 @@ A context, numbers of a user or of a request, goes to the gate or the encoder be
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, normalize
 
 from bachlib import BachError
-from bachlib.model import mixture, routing
+from bachlib.model import mixture, neighbours, routing
 from bachlib.model.candidates import candidates_of, in_full
 from bachlib.model.onepass import fits
 from bachlib.model.shared import shared_log_components
@@ -70,6 +69,8 @@ class TwoTower(nn.Module):
         self.encoder, self.item_tower, self.gate, self.config = encoder, item_tower, gate, config
         self.k, self.d, self.tau, self.n_hist, self.history = (p[x] for x in ("k", "d", "tau", "n_hist", "history"))
         self.objective_name, self.power, self.candidates = row["objective"], p["mind_power"], p["candidates"]
+        self.beta, self.pairwise = p["remi_beta"], p["maxmf_loss"]
+        self.penalty = p["remi_lambda"] * p["remi_batch"] if row["objective"] == "remi" else 0.0
         self.n_context, self.context = n_context, p["context"]  # its numbers, and what reads them
         self.kernel = KERNELS[p["kernel"] or row["kernel"]] if row["kernel"] else None
         self.bound = mixture.Bound(p["posterior"], p["through_gamma"], p["temper"])
@@ -101,7 +102,7 @@ class TwoTower(nn.Module):
         """
         tokens, history = self._read(history, rows)
         context = self.checked_context(context, len(history))
-        heads, kappa = self._heads(tokens, history, context)
+        heads, kappa, _ = self._heads(tokens, history, context)
         if heads.ndim == 2:  # shared
             heads, kappa = heads.expand(len(history), -1, -1), kappa.expand(len(history), -1)
         return Encoded(heads, self._log_pi(tokens, history, user, context), kappa)
@@ -157,15 +158,19 @@ class TwoTower(nn.Module):
         there = tokens.new_zeros(tokens.shape[:2], dtype=torch.long)  # no padding
         return self._log_pi(tokens, there, None, self.checked_context(context, len(tokens)))
 
-    def _heads(self, tokens: Tensor, history: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Heads (B, k, d) and κ (B, k), or (k, d) and (k,) if all users share them."""
+    def _heads(self, tokens: Tensor, history: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor, Any]:
+        """Heads (B, k, d) and κ (B, k), or (k, d) and (k,) if all users share them; the attention if penalised."""
+        attention = None
         if isinstance(self.encoder, Codebook) and self.encoder.shared is not None:
             heads = self.encoder.shared
         else:
-            heads = normalize(in_full(self.encoder(*self._input("encoder", tokens, history, context))), dim=-1)
+            read = self._input("encoder", tokens, history, context)
+            heads, attention = self.encoder.attend(*read) if self.penalty else (self.encoder(*read), None)
+            heads = normalize(in_full(heads), dim=-1)
             if heads.shape != (wanted := (len(history), self.k, self.d)):
                 raise BachError(f"the encoder should return (B, k, d) = {wanted}; got {tuple(heads.shape)}")
-        return heads, self.kappa_net(heads) if self.kappa_net else torch.full_like(heads[..., 0], 1 / self.tau)
+        kappa = self.kappa_net(heads) if self.kappa_net else torch.full_like(heads[..., 0], 1 / self.tau)
+        return heads, kappa, attention
 
     def _log_pi(self, tokens: Tensor, history: Tensor, user: Tensor | None, context: Tensor | None) -> Tensor:
         if isinstance(self.gate, PiTable):
@@ -229,6 +234,8 @@ class TwoTower(nn.Module):
         ids, own = drawn.ids, drawn.own
         frozen, at = self.history == "frozen", history.clamp(min=0)
         needed = ids if frozen else torch.cat([at.flatten(), ids])
+        if targets is None and self.objective_name in neighbours.RULES:  # their one target is a case of several
+            targets = positive[:, None]
         if targets is not None:
             targets = self._next(targets, len(positive))
             needed = torch.cat([needed, targets.clamp(min=0).flatten()])
@@ -242,29 +249,28 @@ class TwoTower(nn.Module):
         candidates = embedding(place[ids], rows)  # (C, d)
         tokens = embedding(at, self.item_tower.table) if frozen else embedding(place[at], rows)
         context = self.checked_context(context, len(history))
-        heads, kappa = self._heads(tokens, history, context)
+        heads, kappa, attention = self._heads(tokens, history, context)
         log_pi = self._log_pi(tokens, history, user, context)
         with torch.autocast(ids.device.type, enabled=False):  # mixed precision is for the towers only
             step = self._elbo if self.objective_name == "elbo" else self._routed
             if targets is not None:
                 targets = drawn.targets(targets, embedding(place[targets.clamp(min=0)], rows))
-            return step(heads, log_pi, kappa, candidates, own, drawn.weights(rows), targets)
+            seen = step(heads, log_pi, kappa, candidates, own, drawn.weights(rows), targets)
+            if attention is not None:
+                seen = seen._replace(loss=seen.loss + self.penalty * neighbours.routing_penalty(attention, self.d))
+            return seen
 
     def _routed(self, heads, log_pi, kappa, candidates, own, weights, targets) -> Objective:
         """The hard-routing losses (eqs. 6, 9, 10); γ is 1 for the head closest to the positive."""
         if heads.ndim == 2:  # a codebook with hard routing
             heads, kappa = heads.expand(len(own), -1, -1), kappa.expand(len(own), -1)
-        if targets is not None:
-            loss, gamma = routing.of_all(self.objective_name, heads, candidates, targets, self.tau, self.power)
-            return Objective(loss, {"reconstruction": -loss.detach()}, gamma, Encoded(heads, log_pi, kappa), heads)
-        hard = {
-            "standard": routing.standard,
-            "pos-multihead": routing.pos_multihead,
-            "all-multihead": routing.all_multihead,
-            "label-aware": partial(routing.label_aware, power=self.power),
-        }[self.objective_name]
-        loss = hard(heads, candidates, own, self.tau, weights=weights)
-        gamma = nn.functional.one_hot(routing.routed_head(heads, candidates, own), self.k).to(loss)
+        rule = self.objective_name
+        if rule in neighbours.RULES:
+            loss, gamma = neighbours.of_all(rule, heads, candidates, targets, self.tau, self.beta, self.pairwise)
+        elif targets is not None:
+            loss, gamma = routing.of_all(rule, heads, candidates, targets, self.tau, self.power)
+        else:
+            loss, gamma = routing.of_one(rule, heads, candidates, own, self.tau, self.power, weights)
         return Objective(loss, {"reconstruction": -loss.detach()}, gamma, Encoded(heads, log_pi, kappa), heads)
 
     def _elbo(self, heads, log_pi, kappa, candidates, own, weights, targets) -> Objective:

@@ -21,6 +21,7 @@ from bachlib.show.plots.serve import (
     adversary, cold_start_curve, pareto, pi_slopes, recall_and_cost, recall_by_budget, rows_looked_at,
     slate_slopes,
 )
+from bachlib.show.plots.speed import amounts, goal_bars, growth_curves, parts_of_a_step, peer_bars
 from bachlib.show.plots.sphere import (
     cosine_of_samples, kernels_against_cosine, kernels_matched, log_normalizers, mixture_on_sphere, sphere,
 )
