@@ -143,13 +143,7 @@ slopes = growth.slopes(table)
 slopes.round(2)
 
 # %%
-plots.noted(plots.growth_curves(table, slopes, "k"), origin(curves).split(",")[0])
-
-# %%
-plots.noted(plots.growth_curves(table, slopes, "items"), origin(curves).split(",")[0])
-
-# %%
-for axis in ("candidates", "history", "users"):
+for axis in table["axis"].unique():
     display(plots.noted(plots.growth_curves(table, slopes, axis), origin(curves).split(",")[0]))
 
 # %% [markdown]
