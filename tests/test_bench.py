@@ -249,6 +249,6 @@ def test_figures_of_speed():
     figure = plots.peer_bars(rows, "train")
     assert "Windows: us 300, them 100" in figure.layout.title.text and list(figure.data[0].x) == [100.0, 300.0]
     curves = plots.growth_curves(power_law(), growth.slopes(power_law()), "items")
-    assert "exact" in "".join(trace.name for trace in curves.data) and curves.layout.xaxis.type == "log"
+    assert "exact (b = 1.00)" in [trace.name for trace in curves.data] and curves.layout.xaxis.type == "log"
     parts = plots.parts_of_a_step({"towers": 3.0, "loss": 1.0})
     assert parts.layout.title.text == "towers: 75% of a step" and list(parts.data[0].x) == [1.0, 3.0]
