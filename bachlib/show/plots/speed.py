@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -42,27 +43,41 @@ def peer_bars(rows: Sequence[Mapping[str, Any]], what: str) -> go.Figure:
     how = {"orientation": "h", "marker_color": [OURS if row["ours"] else THEIRS for row in chosen]}
     figure.add_bar(x=x, y=[row["name"] for row in chosen], text=[f"{value:,.0f}" for value in x], **how)
     ours, theirs = ([row for row in chosen if row["ours"] == own][-1:] for own in (True, False))
-    told = ", ".join(f"{row['name']} {row['per_core_second']:,.0f}" for row in ours + theirs)
+    told = " · ".join(f"{row['name']}: {row['per_core_second']:,.0f}" for row in ours + theirs)
     figure.update_xaxes(title=f"{unit} per core-second", rangemode="tozero")
-    return figure.update_layout(title=f"{unit.capitalize()}: {told}", height=150 + 28 * len(x))
+    return figure.update_layout(title=told, height=150 + 28 * len(x))
 
 
 def growth_curves(table: pd.DataFrame, slopes: pd.DataFrame, axis: str) -> go.Figure:
-    """Seconds and memory along an axis on log–log, a line per work; the legend says the exponents.
+    """Milliseconds and memory along an axis on log–log, a line per work; the legend says the exponents.
 
     `table`: what, axis, value, count, cpu_s, mb. `slopes`: what, axis, "seconds at the end".
     """
-    columns, how = ["CPU seconds", "memory (MB)"], {"shared_yaxes": False, "horizontal_spacing": 0.14}
+    rows, how = table[table["axis"] == axis], {"shared_yaxes": False, "horizontal_spacing": 0.14}
     ends = slopes[slopes["axis"] == axis].set_index("what")["seconds at the end"]
+    each = "of all users" if axis == "users" else "per window, user, request or call"
+    columns = [f"CPU milliseconds {each}", "megabytes of a call"]
     figure = side_by_side(columns, f"{ends.idxmax()} grows fastest with {axis}", axis, **how)
-    for n, (what, part) in enumerate(table[table["axis"] == axis].groupby("what", sort=False)):
-        each = 1 if axis == "users" else part["count"]
+    rows = rows.assign(
+        ms=1000 * rows["cpu_s"] / (1 if axis == "users" else rows["count"]), mb=rows["mb"].clip(lower=0.1)
+    )
+    for n, (what, part) in enumerate(rows.groupby("what", sort=False)):
         line = {"line": {"color": colour(n), "width": 2.5}, "mode": "lines+markers", "legendgroup": what}
         name = f"{what} (b = {ends[what]:.2f})"
-        figure.add_scatter(x=part["value"], y=part["cpu_s"] / each, name=name, **line, row=1, col=1)
-        figure.add_scatter(x=part["value"], y=part["mb"].clip(lower=0.1), showlegend=False, **line, row=1, col=2)
-    figure.update_xaxes(type="log", tickvals=sorted(set(table[table["axis"] == axis]["value"])), tickangle=-40)
-    return figure.update_yaxes(type="log", dtick=1).update_layout(legend=BELOW, margin_b=130, height=440)
+        figure.add_scatter(x=part["value"], y=part["ms"], name=name, **line, row=1, col=1)
+        figure.add_scatter(x=part["value"], y=part["mb"], showlegend=False, **line, row=1, col=2)
+    figure.update_xaxes(type="log", tickvals=sorted(set(rows["value"])), tickangle=-40)
+    for col, y in ((1, rows["ms"]), (2, rows["mb"].dropna())):
+        ticks = _ticks(y.min(), y.max())
+        figure.update_yaxes(type="log", tickvals=ticks, ticktext=[f"{tick:g}" for tick in ticks], col=col)
+    return figure.update_layout(legend=BELOW, margin_b=130, height=440)
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Powers of ten between two numbers; if they are near each other, also twice and five times as much."""
+    steps = (1,) if high > 100 * low else (1, 2, 5)
+    powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
+    return [step * 10.0**power for power in powers for step in steps]
 
 
 def amounts(values: Mapping[str, float], title: str, axis: str) -> go.Figure:
