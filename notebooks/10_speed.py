@@ -79,7 +79,7 @@ judged = pd.DataFrame(
 judged["verdict"] = ["met" if met else "missed" for met in judged["met"]]
 judged["by"] = [f"{abs(off):.0%}" if goal else f"{abs(off):.2g}" for off, goal in judged[["off", "goal"]].to_numpy()]
 told = judged[["part", "name", "what", "measured", "sense", "goal", "verdict", "by"]]
-told.round(3)
+told.map(lambda value: f"{value:.3g}" if isinstance(value, float) else value)
 
 # %%
 plots.goal_bars(rows)
@@ -94,7 +94,7 @@ for row in judged.itertuples():
     within = row.measured <= row.goal if row.sense == "≤" else row.measured >= row.goal
     assert row.met == within, f"{row.part}, {row.name}: the verdict should follow from the number"
 assert judged["measured"].notna().all()
-judged.groupby("part", sort=False)["met"].agg(["sum", "count"])
+judged.groupby("part", sort=False)["met"].agg(met="sum", goals="count")
 
 # %% [markdown]
 # ## 3 · Against plain code
@@ -117,7 +117,7 @@ plots.noted(plots.amounts(faster, "Faster than plain code", "times as fast"), or
 # %%
 beside = pd.DataFrame([row for row in peers.get("results", []) if "per_core_second" in row])
 for what, part in beside.groupby("what", sort=False):
-    display(plots.noted(plots.peer_bars(part.to_dict("records"), what), origin(peers).split(",")[0]))
+    display(plots.peer_bars(part.to_dict("records"), what))
 
 # %%
 columns = {"what": "what", "name": "name", "vectors": "vectors", "per_core_second": "per core-second"}
@@ -143,13 +143,7 @@ slopes = growth.slopes(table)
 slopes.round(2)
 
 # %%
-plots.noted(plots.growth_curves(table, slopes, "k"), origin(curves).split(",")[0])
-
-# %%
-plots.noted(plots.growth_curves(table, slopes, "items"), origin(curves).split(",")[0])
-
-# %%
-for axis in ("candidates", "history", "users"):
+for axis in table["axis"].unique():
     display(plots.noted(plots.growth_curves(table, slopes, axis), origin(curves).split(",")[0]))
 
 # %% [markdown]

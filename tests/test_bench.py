@@ -126,6 +126,8 @@ def test_costs_follow_the_measured_growth():
     bent = pd.DataFrame({"what": "a", "axis": "b", "value": [1, 10, 100], "count": 1, "cpu_s": [1.0, 1.0, 10.0]})
     assert seconds_at(bent, "a", "b", 1000) == pytest.approx(100), "beyond the end its slope counts"
     assert seconds_at(bent, "a", "b", 0.1) == pytest.approx(1)
+    falling = bent.assign(cpu_s=[10.0, 2.0, 1.0])
+    assert seconds_at(falling, "a", "b", 1000) == pytest.approx(1), "no extrapolation below what was measured"
     with pytest.raises(BachError, match="'train' with 'users' was not measured"):
         seconds_at(power_law(), "train", "users", 5)
 
@@ -242,13 +244,14 @@ def test_a_published_record_is_whole_and_names_no_machine(name):
 
 def test_figures_of_speed():
     goal = [judged("one", {"ratio": 3.0}, {"ratio": 2.0}) | {"bench": "a"}, judged("two", {"ms": 1.0}, {}, {"ms": 0.5})]
-    figure = plots.goal_bars(goal)
-    assert list(figure.data[0].x) == [1.5, 0.5] and "1 of 2 goals are met" in figure.layout.title.text
+    figure = plots.goal_bars([*goal, judged("three", {"differ": 0}, {"differ": 0})])
+    assert list(figure.data[0].x) == [1.5, 0.5] and "2 of 3 goals are met" in figure.layout.title.text
     rows = [{"name": name, "what": "train", "unit": "windows", "ours": name == "us", "vectors": 1, "unlike": "x",
              "per_core_second": rate} for name, rate in {"us": 300.0, "them": 100.0}.items()]  # fmt: skip
     figure = plots.peer_bars(rows, "train")
-    assert "us: 300 windows" in figure.layout.title.text and list(figure.data[0].x) == [100.0, 300.0]
+    assert figure.layout.title.text == "us: 300 · them: 100" and figure.layout.xaxis.title.text.startswith("windows")
+    assert list(figure.data[0].x) == [100.0, 300.0]
     curves = plots.growth_curves(power_law(), growth.slopes(power_law()), "items")
-    assert "exact" in "".join(trace.name for trace in curves.data) and curves.layout.xaxis.type == "log"
+    assert "exact (b = 1.00)" in [trace.name for trace in curves.data] and curves.layout.xaxis.type == "log"
     parts = plots.parts_of_a_step({"towers": 3.0, "loss": 1.0})
     assert parts.layout.title.text == "towers: 75% of a step" and list(parts.data[0].x) == [1.0, 3.0]

@@ -17,7 +17,7 @@ D, LINKS = 64, 64  # dimensions of a vector; links of an item in the graph's low
 
 def seconds_at(table: pd.DataFrame, what: str, axis: str, value: float) -> float:
     """CPU seconds per window, user, request or call at a size: between two measured ones on their line on log–log,
-    beyond the largest on the line through the last two."""
+    beyond the largest on the line through the last two, if it rises."""
     part = table[(table["what"] == what) & (table["axis"] == axis)].sort_values("value")
     if len(part) < 2:
         raise BachError(f"the growth of {what!r} with {axis!r} was not measured: bach bench growth")
@@ -26,7 +26,8 @@ def seconds_at(table: pd.DataFrame, what: str, axis: str, value: float) -> float
     if x[0] <= at <= x[-1]:
         return float(np.exp(np.interp(at, x, y)))
     one, two = (0, 1) if at < x[0] else (-2, -1)
-    return float(np.exp(y[two] + (y[two] - y[one]) / (x[two] - x[one]) * (at - x[two])))
+    slope = max((y[two] - y[one]) / (x[two] - x[one]), 0.0)  # costs that fall with size are noise
+    return float(np.exp(y[two] + slope * (at - x[two])))
 
 
 def costs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,24 +16,23 @@ OURS, THEIRS, MISSED = COLOURS[0], GREY, COLOURS[5]
 
 def goal_bars(results: Sequence[Mapping[str, Any]]) -> go.Figure:
     """Each measured goal as a share of its limit, the worst on top; 1 is the limit, and what is shorter meets it."""
-    rows = []
+    rows, met = [], []
     for row in results:
         for sense, goals in ((1, row.get("goals", {})), (-1, row.get("at_least", {}))):
             for key, goal in goals.items():
-                if goal:  # a goal of 0 has no share
-                    share = (row[key] / goal) ** sense if row[key] else 0.0
-                    about = f"{key} {row[key]:.3g}, goal {'≤' if sense > 0 else '≥'} {goal:.3g}"
-                    rows.append((share, label(f"{row.get('bench', '')} · {row['name']}", 52), about))
+                met.append(sense * row[key] <= sense * goal)
+                if goal and row[key]:  # 0 has no share
+                    about = f"{row[key]:.3g}, goal {'≤' if sense > 0 else '≥'} {goal:.3g}"
+                    name = label(f"{row.get('bench', '')} · {row['name']}", 52)
+                    rows.append(((row[key] / goal) ** sense, f"{name} ({key})", about))
     rows.sort(reverse=True)
     shares, names, about = zip(*rows, strict=True) if rows else ((), (), ())
-    y = [f"{name} ({text.split()[0]})" for name, text in zip(names, about, strict=True)]
     colours = [MISSED if share > 1 else OURS for share in shares]
     how = {"orientation": "h", "marker_color": colours, "text": about, "textposition": "auto"}
-    figure = go.Figure(go.Bar(x=shares, y=y, hovertemplate="%{text}<extra></extra>", **how))
+    figure = go.Figure(go.Bar(x=shares, y=names, hovertemplate="%{text}<extra></extra>", **how))
     figure.add_vline(x=1, line={"color": INK, "dash": "dash"})
-    figure.update_xaxes(title="share of the limit", rangemode="tozero").update_yaxes(autorange="reversed")
-    title = f"{sum(share <= 1 for share in shares)} of {len(shares)} goals are met"
-    return figure.update_layout(title=title, height=140 + 22 * len(rows), uniformtext={"minsize": 9, "mode": "hide"})
+    figure.update_xaxes(title="share of the limit", type="log", dtick=1).update_yaxes(autorange="reversed")
+    return figure.update_layout(title=f"{sum(met)} of {len(met)} goals are met", height=150 + 24 * len(rows))
 
 
 def peer_bars(rows: Sequence[Mapping[str, Any]], what: str) -> go.Figure:
@@ -42,30 +42,42 @@ def peer_bars(rows: Sequence[Mapping[str, Any]], what: str) -> go.Figure:
     x = [row["per_core_second"] for row in chosen]
     how = {"orientation": "h", "marker_color": [OURS if row["ours"] else THEIRS for row in chosen]}
     figure.add_bar(x=x, y=[row["name"] for row in chosen], text=[f"{value:,.0f}" for value in x], **how)
-    best = {
-        own: max((r for r in chosen if r["ours"] == own), key=lambda r: r["per_core_second"]) for own in (True, False)
-    }
-    told = [f"{row['name']}: {row['per_core_second']:,.0f} {unit}" for row in best.values()]
+    ours, theirs = ([row for row in chosen if row["ours"] == own][-1:] for own in (True, False))
+    told = " · ".join(f"{row['name']}: {row['per_core_second']:,.0f}" for row in ours + theirs)
     figure.update_xaxes(title=f"{unit} per core-second", rangemode="tozero")
-    return figure.update_layout(title=f"{told[0]},<br>{told[1]} per core-second", height=150 + 28 * len(x), margin_t=84)
+    return figure.update_layout(title=told, height=150 + 28 * len(x))
 
 
 def growth_curves(table: pd.DataFrame, slopes: pd.DataFrame, axis: str) -> go.Figure:
-    """Seconds and memory along an axis on log–log, a line per work; the legend says the exponents.
+    """Milliseconds and memory along an axis on log–log, a line per work; the legend says the exponents.
 
     `table`: what, axis, value, count, cpu_s, mb. `slopes`: what, axis, "seconds at the end".
     """
-    columns, how = ["CPU seconds", "memory (MB)"], {"shared_yaxes": False, "horizontal_spacing": 0.14}
+    rows, how = table[table["axis"] == axis], {"shared_yaxes": False, "horizontal_spacing": 0.14}
     ends = slopes[slopes["axis"] == axis].set_index("what")["seconds at the end"]
+    each = "of all users" if axis == "users" else "per window, user, request or call"
+    columns = [f"CPU milliseconds {each}", "megabytes of a call"]
     figure = side_by_side(columns, f"{ends.idxmax()} grows fastest with {axis}", axis, **how)
-    for n, (what, part) in enumerate(table[table["axis"] == axis].groupby("what", sort=False)):
-        each = 1 if axis == "users" else part["count"]
+    rows = rows.assign(
+        ms=1000 * rows["cpu_s"] / (1 if axis == "users" else rows["count"]), mb=rows["mb"].clip(lower=0.1)
+    )
+    for n, (what, part) in enumerate(rows.groupby("what", sort=False)):
         line = {"line": {"color": colour(n), "width": 2.5}, "mode": "lines+markers", "legendgroup": what}
         name = f"{what} (b = {ends[what]:.2f})"
-        figure.add_scatter(x=part["value"], y=part["cpu_s"] / each, name=name, **line, row=1, col=1)
-        figure.add_scatter(x=part["value"], y=part["mb"].clip(lower=0.1), showlegend=False, **line, row=1, col=2)
-    figure.update_xaxes(type="log", tickvals=sorted(set(table[table["axis"] == axis]["value"])), tickangle=-40)
-    return figure.update_yaxes(type="log").update_layout(legend=BELOW, margin_b=130, height=440)
+        figure.add_scatter(x=part["value"], y=part["ms"], name=name, **line, row=1, col=1)
+        figure.add_scatter(x=part["value"], y=part["mb"], showlegend=False, **line, row=1, col=2)
+    figure.update_xaxes(type="log", tickvals=sorted(set(rows["value"])), tickangle=-40)
+    for col, y in ((1, rows["ms"]), (2, rows["mb"].dropna())):
+        ticks = _ticks(y.min(), y.max())
+        figure.update_yaxes(type="log", tickvals=ticks, ticktext=[f"{tick:g}" for tick in ticks], col=col)
+    return figure.update_layout(legend=BELOW, margin_b=130, height=440)
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Powers of ten between two numbers; if they are near each other, also twice and five times as much."""
+    steps = (1,) if high > 100 * low else (1, 2, 5)
+    powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
+    return [step * 10.0**power for power in powers for step in steps]
 
 
 def amounts(values: Mapping[str, float], title: str, axis: str) -> go.Figure:
