@@ -66,7 +66,7 @@ class WorldParams(Params):
 class ModelParams(Params):
     """Towers and objective (appendix B). The defaults are the paper's; where the paper is silent, they are ours."""
 
-    k: int = Field(8, ge=1, description="number of heads; methods with one vector have 1")
+    k: int = Field(8, ge=1, description="number of heads; methods with one vector have 1, …-hybrid the sum")
     d: int = Field(64, ge=2, description="dimension of every embedding and rank of PureSVD")
     tau: float = Field(0.07, gt=0, le=10, description="temperature τ of the softmax, fixed")
     candidates: Literal["list", "set"] = Field(
@@ -87,6 +87,8 @@ class ModelParams(Params):
     context: Literal["none", "gate", "encoder", "both"] = Field(
         "none", description="what reads the context of the data set (see Dataset.with_context): gate, encoder or both"
     )
+    k_shared: int = Field(64, ge=1, description="…-hybrid: prototypes that all users share, in place of k")
+    k_own: int = Field(4, ge=0, description="…-hybrid: heads of the user's own beside them; with 0 it is …-global")
     residual: float = Field(0.5, ge=0, le=1, description="…-residual: sine of the largest angle to the prototype")
     # differences of public code, off by default (see extractors)
     capsule_iterations: int = Field(3, ge=1, description="mind, comirec-dr: iterations of capsule routing")
@@ -121,7 +123,7 @@ class TrainParams(Params):
     checkpoint_seconds: float = Field(30.0, ge=0, description="seconds between resume states; every epoch writes one")
 
 
-LATER = ("candidates", "catalogue", "context", "targets")  # the first version did not have these
+LATER = ("candidates", "catalogue", "context", "k_own", "k_shared", "targets")  # the first version did not have these
 
 
 def noted(params: Params) -> dict[str, Any]:

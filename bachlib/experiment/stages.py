@@ -113,7 +113,7 @@ def run_name(p: Experiment, dataset: Dataset | None = None) -> str:
 
 def heads_of(p: Experiment) -> int:
     """k, or 1 for a method with one vector."""
-    return METHODS[p.method].heads_for(p.k)
+    return METHODS[p.method].heads_for(p)
 
 
 class Measured(NamedTuple):

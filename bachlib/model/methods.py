@@ -20,6 +20,7 @@ from bachlib import BachError
 from bachlib.data import Dataset
 from bachlib.files import short_hash
 from bachlib.model.extractors import ComiRecDR, ComiRecSA, Mind, SASRec
+from bachlib.model.hybrid import Hybrid
 from bachlib.model.svd import pure_svd
 from bachlib.model.towers import ClsTower, Codebook, Gate, ItemTower, PiTable, ResidualCodebook
 from bachlib.model.twotower import TwoTower
@@ -33,9 +34,11 @@ class Method(NamedTuple):
     kernel: str | None = None  # of the mixture; None: no π_u and no κ
     heads: int | None = None  # None: the parameter k
 
-    def heads_for(self, k: int) -> int:
-        """How many heads a model of this method has when k are asked for."""
-        return 1 if self.objective == "counts" else self.heads or k
+    def heads_for(self, p: ModelParams) -> int:
+        """How many heads a model of this method has with these parameters."""
+        if self.encoder == "codebook-hybrid":
+            return p.k_shared + p.k_own
+        return 1 if self.objective == "counts" else self.heads or p.k
 
 
 P, V = "power-spherical", "von-mises-fisher"
@@ -56,6 +59,8 @@ METHODS = {
     "v-bach-global": Method(   "codebook",          "elbo",          "mixture density",  V),
     "p-bach-residual": Method( "codebook-residual", "elbo",          "mixture density",  P),
     "v-bach-residual": Method( "codebook-residual", "elbo",          "mixture density",  V),
+    "p-bach-hybrid": Method(   "codebook-hybrid",   "elbo",          "mixture density",  P),
+    "v-bach-hybrid": Method(   "codebook-hybrid",   "elbo",          "mixture density",  V),
 }  # fmt: skip
 
 
@@ -73,6 +78,9 @@ ENCODERS = {
     "comirec-dr": lambda p, k: ComiRecDR(k, p.d, p.n_hist, p.capsule_iterations, p.capsule_softmax),
     "codebook": lambda p, k: Codebook(k, p.d),
     "codebook-residual": lambda p, k: ResidualCodebook(k, p.d, cls_tower(p, k), p.residual),
+    "codebook-hybrid": lambda p, k: (
+        Hybrid(Codebook(p.k_shared, p.d), cls_tower(p, p.k_own)) if p.k_own else Codebook(p.k_shared, p.d)
+    ),
 }
 
 
@@ -102,7 +110,7 @@ def build(
             f"{', '.join(OBJECTIVES)}; elbo needs a kernel, the other objectives have none"
         )
     p = validated(ModelParams, {"k": k, **model_params}, f"model {of}")
-    k, parts = row.heads_for(p.k), {"encoder": encoder, "item_tower": item_tower, "gate": gate}
+    k, parts = row.heads_for(p), {"encoder": encoder, "item_tower": item_tower, "gate": gate}
     own = {part: _known_as(module) for part, module in parts.items() if module is not None}
     config = {"method": of, "row": row._asdict(), "params": noted(p) | {"k": k}, "own": own}
     config |= {} if name is None else {"name": _checked(name)}

@@ -66,9 +66,12 @@ def log_components(
 
 def log_sigma(heads: Heads, positive_items: Float[Tensor, "B d"], kappa: PerHead, kernel: Kernel) -> PerHead:
     """log σ_r(n) = log C_d(κ_r) + log ω_κ(⟨u_r, v_n⟩), the density of the positive under each head (eq. 17)."""
-    _same_shape(positive_items=positive_items, heads=heads[:, 0])
-    _same_shape(kappa=kappa, heads=heads[..., 0])
-    t = (heads @ positive_items[:, :, None])[..., 0]
+    if isinstance(heads, Tensor):
+        _same_shape(positive_items=positive_items, heads=heads[:, 0])
+        t = (heads @ positive_items[:, :, None])[..., 0]
+    else:  # some that all users share, see `hybrid`
+        t = heads.cosines(positive_items[:, None])[:, 0]
+    _same_shape(kappa=kappa, heads=t)
     return kernel.log_density(t, kappa, heads.shape[-1])
 
 
@@ -170,10 +173,13 @@ def loss(
     γ, π and κ is ordinary autograd on (B, k). Unlike the reference it does not check that embeddings are unit vectors.
     """
     check_shapes(heads, items, positive, ids, tau, weights)
-    _same_shape(log_pi=log_pi, heads=heads[..., 0])
+    _same_shape(log_pi=log_pi, heads=torch.empty(heads.shape[:-1], device="meta"))
     log_gamma = responsibilities(log_pi, log_sigma)
     gamma = log_gamma.exp()
-    rebuilt, log_p = reconstruction(heads, items, positive, gamma, tau, ids, weights)
+    if isinstance(heads, Tensor):
+        rebuilt, log_p = reconstruction(heads, items, positive, gamma, tau, ids, weights)
+    else:
+        rebuilt, log_p = heads.reconstruction(items, positive, gamma, tau, ids, weights)
     rest = (gamma * torch.where(gamma > 0, log_pi - log_gamma, 0.0)).sum()
     with torch.no_grad():
         seen = elbo_at(log_gamma, log_pi, log_p)
@@ -192,17 +198,19 @@ def loss_of_all(
     log_gamma = responsibilities(log_pi, log_sigma)
     gamma = log_gamma.exp() * targets.share()
     if heads.ndim == 2 and fits(tau, heads.dtype):
-        log_p = _shared_log_components_of_all(heads, items, targets, tau)
+        log_p = shared_log_components_of_all(heads, items, targets, tau)
         rebuilt = (gamma * log_p).sum()
-    else:
+    elif isinstance(heads, Tensor):
         rebuilt, log_p = reconstruction_of_all(everybody, items, targets, gamma, tau)
+    else:
+        rebuilt, log_p = heads.reconstruction_of_all(items, targets, gamma, tau)
     rest = torch.where(gamma == 0, 0.0, log_pi - log_gamma)
     with torch.no_grad():
         seen = Elbo(*(targets.mean(term[..., None])[:, 0] for term in elbo_at(log_gamma, log_pi, log_p)))
     return -(rebuilt + (gamma * rest).sum()) / len(log_pi), seen, gamma.detach().sum(1)
 
 
-def _shared_log_components_of_all(codebook: Float[Tensor, "k d"], items: Items, targets: Targets, tau: float) -> Tensor:
+def shared_log_components_of_all(codebook: Float[Tensor, "k d"], items: Items, targets: Targets, tau: float) -> Tensor:
     """log p (B, M, k): how often a row counts each candidate is a matrix (B, C), and one more product."""
     (row, candidate, by), beside = targets.left_out()
     s = targets.logits(codebook, tau)
@@ -248,7 +256,7 @@ def check_shapes(
     got = f"got heads {tuple(heads.shape)} and items {tuple(items.shape)}"
     if heads.ndim != 3 or items.ndim != 2 or heads.shape[-1] != items.shape[-1]:
         raise BachError(f"heads should be (B, k, d) and items (C, d) with the same d; {got}")
-    if not heads.numel() or not items.numel():
+    if 0 in (*heads.shape, *items.shape):
         raise BachError(f"a batch needs at least one row, head and candidate; {got}")
     if positive.shape != heads.shape[:1]:
         raise BachError(f"positive should be ({heads.shape[0]},), one candidate per row; got {tuple(positive.shape)}")

@@ -230,6 +230,8 @@ class Targets(NamedTuple):
         return (self.share() * x).sum(1)
 
     def logits(self, heads: Heads, tau: float) -> Float[Tensor, "B M k"]:
+        if not isinstance(heads, Tensor):  # heads of two kinds, see `hybrid`
+            return heads.cosines(self.vectors) / tau
         return in_full(self.vectors) @ in_full(heads).mT / tau
 
     def left_out(self) -> tuple[Pairs, Float[Tensor, "B M M"]]:

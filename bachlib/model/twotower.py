@@ -21,6 +21,7 @@ from torch.nn.functional import embedding, normalize
 
 from bachlib import BachError
 from bachlib.model import mixture, routing
+from bachlib.model.hybrid import Both, Hybrid
 from bachlib.model.onepass import Targets, Weights, each_once, in_full
 from bachlib.model.sphere import KERNELS
 from bachlib.model.towers import Codebook, KappaNet, PiTable
@@ -49,7 +50,7 @@ class Objective(NamedTuple):
     terms: dict[str, Float[Tensor, ""]]  # means over the batch
     gamma: Float[Tensor, "B k"]  # γ, or 1 for the head to which the positive was routed; a mean over several targets
     encoded: Encoded
-    heads: Float[Tensor, "*B k d"]  # with gradient; (k, d) if all users share them
+    heads: Float[Tensor, "*B k d"] | Both  # with gradient; (k, d) if all users share them
 
 
 class TwoTower(nn.Module):
@@ -96,9 +97,8 @@ class TwoTower(nn.Module):
         tokens, history = self._read(history, rows)
         context = self.checked_context(context, len(history))
         heads, kappa = self._heads(tokens, history, context)
-        if heads.ndim == 2:  # shared
-            heads, kappa = heads.expand(len(history), -1, -1), kappa.expand(len(history), -1)
-        return Encoded(heads, self._log_pi(tokens, history, user, context), kappa)
+        log_pi, n = self._log_pi(tokens, history, user, context), len(history)
+        return Encoded(heads.expand(n, -1, -1), log_pi, kappa.expand(n, -1))
 
     def log_pi(
         self, history: History, user: Users = None, rows: Rows = None, context: Context = None
@@ -152,9 +152,12 @@ class TwoTower(nn.Module):
         return self._log_pi(tokens, there, None, self.checked_context(context, len(tokens)))
 
     def _heads(self, tokens: Tensor, history: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Heads (B, k, d) and κ (B, k), or (k, d) and (k,) if all users share them."""
+        """Heads (B, k, d) and κ (B, k), or (k, d) and (k,) if all users share them, or `Both` kinds and κ (B, k)."""
         if isinstance(self.encoder, Codebook) and self.encoder.shared is not None:
             heads = self.encoder.shared
+        elif isinstance(self.encoder, Hybrid):
+            heads = self.encoder(*self._input("encoder", tokens, history, context))
+            return heads, heads.kappa(self.kappa_net, 1 / self.tau)
         else:
             heads = normalize(in_full(self.encoder(*self._input("encoder", tokens, history, context))), dim=-1)
             if heads.shape != (wanted := (len(history), self.k, self.d)):
@@ -246,8 +249,7 @@ class TwoTower(nn.Module):
 
     def _routed(self, heads, log_pi, kappa, candidates, own, weights, targets) -> Objective:
         """The hard-routing losses (eqs. 6, 9, 10); γ is 1 for the head closest to the positive."""
-        if heads.ndim == 2:  # a codebook with hard routing
-            heads, kappa = heads.expand(len(own), -1, -1), kappa.expand(len(own), -1)
+        heads, kappa = heads.expand(len(own), -1, -1), kappa.expand(len(own), -1)  # a codebook with hard routing
         if targets is not None:
             loss, gamma = routing.of_all(self.objective_name, heads, candidates, targets, self.tau, self.power)
             return Objective(loss, {"reconstruction": -loss.detach()}, gamma, Encoded(heads, log_pi, kappa), heads)
@@ -265,7 +267,7 @@ class TwoTower(nn.Module):
         """−ELBO (eq. 21); heads that all users share need one product with the candidates for the whole batch."""
         encoded = Encoded(heads.expand(len(own), -1, -1), log_pi, kappa.expand(len(own), -1))
         if targets is not None:
-            log_sigma = self.kernel.log_density(targets.logits(heads, 1.0), encoded.kappa[:, None], heads.shape[-1])
+            log_sigma = self.kernel.log_density(targets.logits(heads, 1.0), encoded.kappa[:, None], self.d)
             loss, seen, gamma = mixture.loss_of_all(heads, candidates, targets, log_pi, log_sigma, self.tau)
         elif heads.ndim == 2:
             log_sigma = self.kernel.log_density(candidates[own] @ heads.T, encoded.kappa, heads.shape[-1])
