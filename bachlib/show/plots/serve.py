@@ -151,3 +151,24 @@ def cold_start_curve(
     name, values = next(iter(curves.items()))
     title = f"From one item {name} reaches {values[0] / values[-1]:.0%} of what it does from {seen[-1]}"
     return figure.update_layout(title=title)
+
+
+def dials(table: pd.DataFrame, metric: str) -> go.Figure:
+    """Accuracy against the time of a request, a line per family of models from its first setting to its last.
+
+    Columns: family, setting, ms, value. The title compares the families whose models cost least and most.
+    """
+    figure = go.Figure()
+    for n, (family, rows) in enumerate(table.groupby("family", sort=False)):
+        line = {"color": colour(n), "width": 2, "dash": "dot"}
+        figure.add_scatter(
+            x=rows["ms"], y=rows["value"], text=rows["setting"], name=family, mode="lines+markers+text", line=line,
+            marker={"size": 11}, textposition="top center", textfont={"size": 11},
+        )  # fmt: skip
+    low, high = (table.loc[at] for at in (table["ms"].idxmin(), table["ms"].idxmax()))
+    between = table[table["value"] >= low["value"] + 0.9 * (table["value"].max() - low["value"])]
+    first = between.loc[between["ms"].idxmin()]
+    text = f"{first['family']} ({first['setting']}) has 90% of the best gain over {low['family']}"
+    text += f" at {first['ms'] / high['ms']:.0%} of the highest cost"
+    figure.update_xaxes(title="milliseconds per request", rangemode="tozero").update_yaxes(title=metric)
+    return figure.update_layout(title=text)
