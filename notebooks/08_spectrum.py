@@ -134,7 +134,9 @@ how_personal = pd.DataFrame({name: personal(model) for name, model in models.ite
 assert abs(how_personal.loc["global", "heads differ by"]) < 1e-4
 for size in SIZES:  # two heads within arcsin s of one prototype: their angle is at most 2 arcsin s
     assert how_personal.loc[f"residual {size}", "heads differ by"] <= 1 - np.cos(2 * np.arcsin(size)) + 1e-4
-plots.bars(how_personal["heads differ by"].to_dict(), "How much the heads of two users differ", "1 − cosine")
+plots.bars(
+    how_personal["heads differ by"].to_dict(), "How personal the heads are", "1 − cosine between two users, mean"
+)
 
 # %%
 how_personal.round(3)

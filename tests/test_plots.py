@@ -285,7 +285,7 @@ def test_dials_compare_what_is_between_the_ends():
     table = pd.DataFrame({"family": ["codebook", "hybrid", "hybrid", "personal"], "setting": ["", "1 own", "4 own", ""],
                           "ms": [0.1, 0.5, 0.6, 1.0], "value": [0.1, 0.1, 0.175, 0.2]})  # fmt: skip
     figure = plots.dials(table, "AUPRC")
-    assert figure.layout.title.text == "hybrid, 4 own: 75% of what personal gains"
+    assert figure.layout.title.text == "hybrid, 4 own: 75% of the gain from codebook to personal"
     assert [len(trace.x) for trace in figure.data] == [1, 2, 1]
     worse = table.assign(value=[0.2, 0.1, 0.1, 0.2])
     assert plots.dials(worse, "AUPRC").layout.title.text == "personal gains nothing over codebook"

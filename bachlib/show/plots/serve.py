@@ -170,6 +170,6 @@ def dials(table: pd.DataFrame, metric: str) -> go.Figure:
     text = f"{high['family']} gains nothing over {low['family']}"
     if high["value"] > low["value"]:
         share = (best["value"] - low["value"]) / (high["value"] - low["value"])
-        text = f"{best['family']}, {best['setting']}: {share:.0%} of what {high['family']} gains"
+        text = f"{best['family']}, {best['setting']}: {share:.0%} of the gain from {low['family']} to {high['family']}"
     figure.update_xaxes(title="milliseconds per request", range=[0, 1.15 * table["ms"].max()])
     return figure.update_yaxes(title=metric).update_layout(title=text)
