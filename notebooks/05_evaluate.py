@@ -47,12 +47,13 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from bachlib.evaluate import diagnostics, evaluate, evaluation, meaning, metrics, paper
+from bachlib.evaluate import answers, diagnostics, evaluate, evaluation, meaning, metrics, paper
 from bachlib.evaluate.statistics import paired_bootstrap
 from bachlib.evaluate.tables import table
 from bachlib.experiment.stages import prepared, run_name, settings, trained
 from bachlib.files import output_dir, record
 from bachlib.model.methods import build
+from bachlib.serve import Retriever, rerank
 from bachlib.show import plots
 from bachlib.train import Run, fit
 
@@ -94,6 +95,7 @@ ours.per_user[["R@10", "R@50", "R@100", "NDCG@100", "AUPRC", "AP@100"]].head()
 u = int(ours.per_user.index[7])
 scores = runs["p-bach", seed].model.score(dataset.history([u], "test", p.n_hist))[0].numpy()
 *earlier, wanted = dataset.split(u)
+wanted = wanted[:10]
 order = np.lexsort((np.arange(dataset.n_items), -scores))
 ranked = order[~np.isin(order, np.concatenate(earlier))]
 by_hand = [
@@ -200,6 +202,28 @@ shown = ["HR@100", "novelty@100", "popularity bias@100", "diversity@100", "inter
 pd.DataFrame({name: found[name, seed].means for name in names}).T.reindex(columns=shown).round(3).rename_axis(alone)
 
 # %% [markdown]
+# Diversity is easy to have at the cost of recall. So we compare at *equal recall*. MMR re-ranks the first 200 items of
+# each model, more and more strongly. Each curve starts with the largest dot, the slate as it is:
+
+# %%
+users = np.array(ours.per_user.index)
+some, genres, curves = users[:1000], meaning.topics_of(dataset).member, {}
+past = [np.concatenate(dataset.split(u)[:2]) for u in some]
+for name in ("all-multihead", "standard", "p-bach"):
+    server = Retriever(runs[name, seed].model, "exact")
+    longer = server.retrieve(past, 200)
+    vectors = server.vectors(longer)
+    curves[name] = lambda strength, longer=longer, vectors=vectors: (
+        longer.take(rerank.mmr(longer.scores, vectors, 50, 1 - strength)).items
+    )
+strengths, wanted = [0.0, 0.6, 0.8, 0.9, 0.95, 0.98], dataset.targets(some, "test")
+equal = answers.diversity_and_recall(curves, strengths, wanted, genres)
+plots.noted(plots.diversity_and_recall(equal), alone)
+
+# %% [markdown] tags=["lesson"]
+# DIVERSITY LESSON
+
+# %% [markdown]
 # ## 6 · What the heads do on held-out items
 #
 # We score the items that the user liked next with each head, with the whole catalogue as candidates. The table has the
@@ -207,7 +231,6 @@ pd.DataFrame({name: found[name, seed].means for name in names}).T.reindex(column
 # $\exp H(\overline{\gamma})$.
 
 # %%
-users = np.array(ours.per_user.index)
 looked = ["pos-multihead", "all-multihead", "p-bach"]
 pd.DataFrame({name: diagnostics.summary(runs[name, seed].model, dataset, users) for name in looked}).T.round(
     3
@@ -245,7 +268,7 @@ of, encoded = diagnostics.held_out(model, dataset, users), diagnostics.encode_us
 shares = diagnostics.interest_of_heads(model, encoded.heads, member).numpy()
 promised = (encoded.log_pi.exp().numpy()[..., None] * shares).sum(1)
 looks = {"heads (γ)": diagnostics.pi_calibration(of)}
-looks["topics of next items"] = diagnostics.calibration(promised, member[dataset.targets(users, "test")].mean(1))
+looks["topics of next items"] = diagnostics.calibration(promised, dataset.mean_of_targets(member, users, "test"))
 if source == "planted":
     looks["planted π"] = diagnostics.calibration(promised, meaning.topics_of_users(dataset, topics)[users])
 bins, ece = {name: look.bins for name, look in looks.items()}, {name: look.ece for name, look in looks.items()}
@@ -354,7 +377,65 @@ f"{moved}; NDCG@100 of p-bach changes by {change:+.1%} ({alone})"
 # affected.
 
 # %% [markdown]
-# ## 9 · The paper beside our results
+# - **The leak between users**: with the paper's split every user is cut at a place of their own. So a model knows what
+#   others liked *after* the test items of a user, new items and new fashions among it. `split="global-time"` cuts all
+#   users at the same two dates. There we can measure the leak: half of the test users keep the dates, and of everybody
+#   else the later likes are trained on, too. This is also more data. *Same size* leaves out other users, until there
+#   are as many training windows as without the leak:
+
+# %%
+dated = prepared(p.model_copy(update={"split": "global-time"}))
+views = {"leak": evaluation.leaked(dated), "same size": evaluation.leaked(dated, same_size=True)}
+rows = []
+for name in ("mostpop", "p-bach"):
+    honest = evaluate(trained(name, dated, p), dated, **few)
+    for how, view in views.items():
+        folder = output_dir("runs", f"leak-{view.n_windows}-{name}-{run_name(p, dated)}")
+        wrong = evaluate(fit(build(name, view, **p.model), view, p.train, folder, quiet=True), view, **few)
+        both = wrong.per_user.index.intersection(honest.per_user.index)
+        a, b = (found.per_user.loc[both, "AUPRC"].to_numpy() for found in (wrong, honest))
+        rows.append([name, how, len(both), view.n_windows, b.mean(), a.mean(), *paired_bootstrap(a, b).gain])
+columns = ["method", "trap", "users", "windows", "right", "wrong", "gain", "low", "high"]
+print(dated)
+pd.DataFrame(rows, columns=columns).set_index("method").round(4).rename_axis(alone)
+
+# %% [markdown] tags=["lesson"]
+# LEAK LESSON
+
+# %% [markdown]
+# ## 9 · How much is the order worth?
+#
+# All encoders here read a history in its order. Does the log need it? We evaluate the same trained models with
+# histories in random order: the same 50 items shuffled, and 50 random items of the whole past. The first tells what the
+# order is worth, the second what it is worth that the items are the *last* ones.
+
+# %%
+readers = {name: trained(name, dataset, p) for name in ("standard", "sasrec", "all-multihead", "p-bach")}
+shuffles = answers.shuffle_test(readers, dataset, max_users=p.max_eval)
+plots.noted(plots.shuffle_test(shuffles), alone)
+
+# %% [markdown] tags=["lesson"]
+# SHUFFLE LESSON
+
+# %% [markdown]
+# ## 10 · One model, three rules of serving
+#
+# BACH is trained with the mixture of softmaxes (eq. 14) and served by the mixture density (eq. 23). `serve_by` serves
+# the same weights by another rule: `max` takes the closest head, without $\pi_u$ and $\kappa$ (eq. 8), and `softmax` is
+# the trained model itself, $\sum_r \pi_u^{(r)} p_r(i\mid u)$ over the whole catalogue. (With
+# $Z_r = \sum_j e^{\langle\mathbf{u}^{(r)},\mathbf{v}_j\rangle/\tau}$ this is a von Mises–Fisher density with
+# $\kappa = 1/\tau$ and the weights $\pi_u^{(r)}/Z_r$: what the density knows beyond it is one $\kappa$ per head.)
+
+# %%
+rules = ("density", "max", "softmax")
+served = [evaluate(runs["p-bach", s], dataset, **few, serve_by=by) for by in rules for s in range(seed, seed + seeds)]
+table(served, baseline="p-bach (serve_by = density)")
+
+# %% [markdown] tags=["lesson"]
+# SERVING LESSON
+
+# %% [markdown]
+# ## 11 · The paper beside our results
 #
 # The paper's numbers are stored as data (`bachlib/evaluate/paper_tables.yaml`). Absolute values of different data sets
 # cannot be compared. Relative gains over all-multihead can at least be shown side by side. (By AUPRC we mean the full
@@ -382,7 +463,7 @@ both[paper.MAIN].round(3).rename(columns=told)
 # paper prints a gain (AUPRC on MovieLens-20M, 3.6%), we show the printed one. Its rows are the best over $k$; ours have
 # the $k$ of the parameters.
 #
-# ## 10 · Cold users
+# ## 12 · Cold users
 #
 # So far the earlier items of every evaluated user were in training. `dataset.strict()` leaves a share of the users out
 # of the windows, of PureSVD and of the counts. `evaluate` then uses only these cold users:

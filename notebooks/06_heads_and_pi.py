@@ -260,6 +260,26 @@ plots.history_strip(one.gamma[0], titles[sequence], own_names, held_out=10)
 # and four of Heist, of which the history has one. So $\pi_u$ is right on average (section 5) and may be wrong for ten
 # items.
 
+# %% [markdown]
+# $\gamma$ is cheap because it never sees the candidates. $\gamma^{\mathrm{con}}$ (eq. 20) sees all of them and makes
+# the bound tight. How far are they apart, and does it grow with the number of heads? We train p-BACH with other numbers
+# of heads and look at held-out items, with the whole catalogue as candidates:
+
+# %%
+of_k = {n: trained("p-bach", dataset, p, k=n).model for n in sorted({2, 4, k, 16})}
+apart = {f"p-bach k={n}": diagnostics.held_out(model, dataset, users) for n, model in of_k.items()}
+apart |= {f"p-bach-global k={models[name].k}": diagnostics.held_out(models[name], dataset, users)
+          for name in ("triangle", "codebook")}  # fmt: skip
+gaps = answers.posterior_gap(apart)
+assert (gaps["KL gap"] >= 0).all()
+plots.posterior_gap(gaps)
+
+# %%
+gaps.round(3)
+
+# %% [markdown] tags=["lesson"]
+# GAP LESSON
+
 # %%
 share_of = slate.head_share[0, :15]
 relative = np.exp(slate.scores[0, :15] - slate.scores[0, 0])
@@ -287,6 +307,9 @@ plots.calibration_curves({name: made.bins for name, made in checked.items()}, ec
 # %%
 controls = answers.calibration_controls(held, seed)
 controls.round(3)
+
+# %%
+plots.calibration_controls(controls)
 
 # %% [markdown] tags=["lesson"]
 # **What you should see.** With another user's $\pi$ the error is three to six times as large. The user's own $\pi_u$ is
@@ -338,6 +361,23 @@ of_topics = {name: diagnostics.interest_of_heads(models[name], e.heads, parts) f
 recovered = {name: diagnostics.recovery(of_topics[name], e.log_pi, truth) for name, e in encoded.items()}
 means = {n: {"covered": r.covered.mean(), "overlap with π": r.overlap.mean()} for n, r in recovered.items()}
 pd.DataFrame(means).T.round(2)
+
+# %% [markdown]
+# This was measured on the taste that a user *has*. Do the heads also stand for what a user likes *later*? For the
+# topics of the test items we compare the user's own heads with those of another user, drawn at random. A codebook has
+# the same heads for everybody, so there only the overlap, in which $\pi_u$ counts, can tell users apart.
+
+# %%
+beside = {name: trained(name, dataset, p).model for name in ("standard", "all-multihead")}
+compared = {"p-bach": models["personal"], "p-bach-global": models["codebook"]} | beside
+later = answers.genre_coverage(compared, dataset, users, seed, topics.member)
+plots.genre_coverage(later)
+
+# %%
+later.round(3)
+
+# %% [markdown] tags=["lesson"]
+# COVERAGE LESSON
 
 # %%
 figure = plots.pi_recovered({name: recovered[name].weights for name in ("personal", "codebook")}, truth)

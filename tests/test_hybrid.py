@@ -19,9 +19,11 @@ from bachlib.data import Windows
 from bachlib.experiment.settings import experiment_of
 from bachlib.experiment.stages import run_name
 from bachlib.model import mixture
+from bachlib.model.candidates import Weights
 from bachlib.model.hybrid import Both
 from bachlib.model.methods import Method, build
-from bachlib.model.onepass import Weights
+from bachlib.model.plain import plain_step_loss
+from bachlib.model.shared import shared_log_components
 from bachlib.model.sphere import KERNELS
 from bachlib.params import ModelParams
 from bachlib.train import fit
@@ -79,7 +81,7 @@ def test_the_loss_of_both_kinds_is_the_plain_one(shared, own, B, extra, tau, dty
         close(found, slopes(loss_of(mixture.loss, v, items, logits, kappa, at, tau)), tolerance)
     if not own:
         log_sigma = mixture.log_sigma(everything, items[at[0]][at[1]], kappa, KERNEL)
-        log_p = mixture.shared_log_components(u, items[at[0]], at[1], tau, at[0], at[2])
+        log_p = shared_log_components(u, items[at[0]], at[1], tau, at[0], at[2])
         close(found, slopes(-mixture.elbo(logits.log_softmax(-1), log_sigma, log_p).total.mean()), tolerance)
 
 
@@ -132,6 +134,25 @@ def test_the_step_of_the_model_is_the_plain_loss_of_what_it_encodes(world, name)
     torch.testing.assert_close(
         model.score(history), mixture.log_density(heads, model.items(), log_pi, kappa, model.kernel)
     )
+
+
+SWITCHES = [{}, {"posterior": "contrastive"}, {"posterior": "prior"}, {"kappa": "shared", "temper": 0.6},
+            {"through_gamma": False, "pi": "uniform"}, {"false_negatives": "next"},
+            {"false_negatives": "next", "tau": 0.01}]  # fmt: skip
+
+
+@pytest.mark.parametrize("every", [False, True])
+@pytest.mark.parametrize("switches", SWITCHES)
+def test_the_step_with_every_switch_is_the_plain_one(world, switches, every):
+    of_model = {**STILL, **{name: x for name, x in switches.items() if name != "false_negatives"}}
+    model = away_from_the_start(build("p-bach-hybrid", world, k_shared=5, k_own=2, **of_model).double())
+    history, positive, negatives = (x[:10] for x in batch_of(world))
+    following = torch.from_numpy(next(iter(Windows(world, 10, following=True))).following)
+    also = {"targets": following} if every else {}
+    also |= {"following": following} if "false_negatives" in switches else {}
+    found, slopes = loss_and_slopes(model, model.objective(history, positive, negatives, **also).loss)
+    wanted, plain = loss_and_slopes(model, plain_step_loss(model, history, positive, negatives, **also))
+    close([found, *slopes], [wanted, *plain], 1e-7)
 
 
 @pytest.mark.parametrize("name", HYBRIDS)

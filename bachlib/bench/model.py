@@ -12,15 +12,15 @@ import mpmath
 import torch
 
 from bachlib import BachError
-from bachlib.bench.measure import best_of, cpu_seconds, in_fresh_process, judged, peak_gb, world
+from bachlib.bench.measure import best_of, cpu_seconds, in_fresh_process, in_turns, judged, peak_gb, world
 from bachlib.data import Dataset, Windows, prepare
 from bachlib.data.download import locate
 from bachlib.evaluate import diagnostics, evaluate
 from bachlib.files import output_dir
 from bachlib.model import onepass
 from bachlib.model.methods import build
+from bachlib.model.plain import plain_step_loss
 from bachlib.model.sphere import KERNELS
-from bachlib.model.twotower import plain_step_loss
 from bachlib.rank.ranks import sample_users
 
 N_USERS, K = 10_000, 8  # of evaluation
@@ -75,7 +75,8 @@ def _loss(which: str, k: int) -> dict[str, Any]:
     before = peak_gb()
     core[which]()
     extra = (peak_gb() - before) * 1000
-    return {"extra_mb": extra, "ratio": best_of(core[which]) / best_of(core["bare"])}
+    seconds, bare = in_turns(core[which], core["bare"], rounds=7)
+    return {"extra_mb": extra, "ratio": seconds / bare}
 
 
 def _loss_core(B: int, k: int, d: int, C: int) -> dict[str, Callable[[], Any]]:
@@ -138,7 +139,7 @@ def bench_step(k: int, faster: float) -> dict[str, Any]:
     """The whole training step at B = 512, C = 2560, d = 64 against the same step written plainly, on one thread."""
     torch.set_num_threads(1)
     fast, plain = _steps(training_data(), k)
-    seconds, plain_seconds = best_of(fast), best_of(plain, 5)
+    seconds, plain_seconds = in_turns(fast, plain)
     result = {"seconds": seconds, "plain_seconds": plain_seconds, "ratio": seconds / plain_seconds}
     return judged(f"step, k = {k}", result | {"times_faster": plain_seconds / seconds}, {"ratio": 1 / faster})
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bachlib.bench.measure import cpu_seconds, in_fresh_process, judged, world
+from bachlib.bench.measure import cpu_seconds, in_fresh_process, in_turns, judged, world
 from bachlib.data.planted import power_spherical, unit
 from bachlib.model.methods import build
 from bachlib.model.sphere import KERNELS
@@ -29,7 +29,7 @@ from bachlib.serve.twostep import Neighbours, two_step
 
 Rng = np.random.Generator
 D, K, REQUESTS, ROUNDS, INTERESTS = 64, 100, 32, 7, 200
-SIZES = (20_000, 50_000, 200_000)  # and a million on request: bach bench serve --items 1000000
+SIZES = (20_000, 50_000, 200_000, 1_000_000)
 NOTHING, ROWS = LeftOut.of([[]]), [slice(u, u + 1) for u in range(REQUESTS)]
 ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")  # read when loaded
 
@@ -65,8 +65,8 @@ def _unit32(x: np.ndarray) -> np.ndarray:
 
 def _in_turns(*kinds: Callable[[slice], Any]) -> list[float]:
     """CPU milliseconds per request of each kind: the best of some rounds, in turns, as the machine's pace changes."""
-    rounds = [[cpu_seconds(lambda kind=kind: [kind(u) for u in ROWS]) for kind in kinds] for _ in range(ROUNDS + 1)]
-    return [1000 * min(times) / REQUESTS for times in zip(*rounds[1:], strict=True)]
+    seconds = in_turns(*(lambda kind=kind: [kind(u) for u in ROWS] for kind in kinds), rounds=ROUNDS)
+    return [1000 * best / REQUESTS for best in seconds]
 
 
 def _differ(found: Best, wanted: Best) -> bool:
@@ -149,12 +149,12 @@ def _changes(n: int, k: int, name: str, strategy: str, index: str) -> dict[str, 
     return took
 
 
-def benches(sizes: tuple[int, ...] = SIZES) -> list[Callable[[], dict[str, Any]]]:
+def benches(sizes: tuple[int, ...] = SIZES) -> dict[str, Callable[[], dict[str, Any]]]:
     """All strategies with these numbers of items. Below 200,000 the scan is faster than two-step and codebook."""
-    made = []
+    made: dict[str, Callable[[], dict[str, Any]]] = {}
 
     def add(name: str, goals: dict[str, float], work: Callable, *arguments: Any) -> None:
-        made.append(lambda: judged(name, in_fresh_process(work, *arguments, **ONE_THREAD), goals))
+        made[name] = lambda: judged(name, in_fresh_process(work, *arguments, **ONE_THREAD), goals)
 
     for n in sizes:
         for k in (8, 32):

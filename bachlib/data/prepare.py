@@ -8,6 +8,9 @@ that no kept user likes is ranked and drawn as a negative like any other. `catal
 
 The steps are SQL on DuckDB, which moves to the disk what does not fit into memory. The chronological split is index
 arithmetic on the result: see `dataset`. The parameters `ties` and `on_bad_rows` decide what the paper leaves open.
+
+`split="global-time"` trains on what was liked before one date and evaluates on what comes later. Users and items are
+the same as with the paper's split, so both splits can be compared: they are chosen on the whole log, later likes too.
 """
 
 import errno
@@ -29,7 +32,7 @@ from bachlib.data.log_table import LogTable, connect
 from bachlib.data.raw import RawFile, beside, find_raw, fingerprint
 from bachlib.data.readers import read_log
 from bachlib.data.sources import Source, find_source
-from bachlib.data.store import content_hash, write_items, write_sequences, write_users
+from bachlib.data.store import content_hash, write_begins, write_items, write_sequences, write_users
 from bachlib.data.windows import windows_per_user
 from bachlib.files import differences, only_one, output_dir, read_json, short_hash, whole_folder, write_json
 from bachlib.params import MIN_ITEMS, PrepareParams, WorldParams, noted, validated
@@ -186,10 +189,16 @@ def _pipeline(
     n_events = write_sequences(con, folder, ORDER[params.ties])
     lengths = write_users(con, folder)
     write_items(con, folder, titles, source.items, columns)
-    n_windows = int(windows_per_user(lengths).sum())
+    n_windows, split = int(windows_per_user(lengths).sum()), {}
+    if params.split == "global-time":
+        n_windows, told = write_begins(con, folder, params, lengths)
+        split = {"split": told}
+        for period, n in told["users"].items():
+            left = f"{len(lengths) - n:,} users have no items in it or none before it and are not evaluated there"
+            say(f"{period} from {told['from'][period]}: {n:,} users; {left}")
     counts = {"users": len(lengths), "items": steps[-1]["items"], "events": n_events, "windows": n_windows}
     say(", ".join(f"{counts[name]:,} {name}" for name in counts))
-    return {"steps": steps, "counts": counts, "bad_rows": {"count": bad.count, "first": bad.first}}
+    return {"steps": steps, "counts": counts, "bad_rows": {"count": bad.count, "first": bad.first}, **split}
 
 
 def _keep(con: duckdb.DuckDBPyConnection, users: pa.Table, catalogue: str) -> None:
@@ -211,7 +220,7 @@ def _is_prepared(out: Path, identity: dict[str, Any], say: Say) -> bool:
     if not (out / "meta.json").is_file():
         raise BachError(f"{out} exists and is not a prepared data set; choose another out=")
     meta = read_json(out / "meta.json")
-    there = {"source": meta.get("source"), **meta.get("params", {})}
+    there = {"source": meta.get("source"), "split": "per-user", **meta.get("params", {})}
     here = {"source": identity["source"], **identity["params"]}
     if meta and (other := differences({**here, **there}, here, "there", "here")):  # an older format has fewer options
         told = f"{out} holds a data set that was prepared with other options: {'; '.join(other)}"

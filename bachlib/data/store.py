@@ -1,6 +1,7 @@
 """Write the files of a prepared data set; `Dataset` opens them. The same content gives the same bytes."""
 
 import hashlib
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +10,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from duckdb import DuckDBPyConnection as Connection
 
-from bachlib.data.dataset import FILES
+from bachlib import BachError
+from bachlib.data.dataset import BEGINS, FILES
 from bachlib.data.raw import RawFile
 from bachlib.data.sources import read_titles, split_genres
+from bachlib.data.windows import windows_of_prefixes
 from bachlib.files import file_hash
+from bachlib.params import PrepareParams
+
+FEWEST = 10  # users that a period of a global split should be able to evaluate
 
 
 def write_sequences(con: Connection, folder: Path, order: str) -> int:
@@ -35,6 +41,40 @@ def write_users(con: Connection, folder: Path) -> np.ndarray:
     lengths = users["n_items"].to_numpy()
     np.save(folder / FILES["offsets"], np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
     return lengths
+
+
+def write_begins(con: Connection, folder: Path, params: PrepareParams, lengths: np.ndarray) -> tuple[int, dict]:
+    """`begins.npy`: how many items each user has before the validation date and before the test date.
+
+    An item of the date itself comes after it, so likes with equal times are never cut. Without `dates=` the dates are
+    quantiles of the likes of the data set. Returns the number of training windows, and for each period its date and
+    the number of users that it can evaluate: those with an item in it and one before it.
+    """
+    likes = "firsts JOIN users USING (user) JOIN items USING (item)"
+    shares = f"[{1 - 2 * params.test_share}, {1 - params.test_share}, 1.0]"
+    ((*cuts, last),) = con.execute(f"SELECT quantile_disc(first >> 40, {shares}) FROM {likes}").fetchall()[0]
+    # readers keep times as whole seconds or smaller units: here is which, if they are dates after 1980
+    second = next((10**n for n in (0, 3, 6, 9) if 3e8 < last / 10**n < 1e10), None)
+    if params.dates and not second:
+        raise BachError(f"dates={params.dates}: the times of this log (up to {last}) are not dates; use test_share")
+    if params.dates:
+        cuts = [round(datetime.fromisoformat(date).replace(tzinfo=UTC).timestamp() * second) for date in params.dates]
+    valid, test = map(int, cuts)
+    names = [f"{datetime.fromtimestamp(cut / second, UTC):%Y-%m-%d}" if second else f"{cut}" for cut in (valid, test)]
+    told = {"valid": names[0], "test": names[1]}
+    where = f"split='global-time' with validation from {told['valid']} and test from {told['test']}"
+    if valid >= test:
+        raise BachError(f"{where}: validation should begin first. Are the times in the log real ones?")
+    counts = ", ".join(f"count(*) FILTER (first >> 40 < {date})::BIGINT" for date in (valid, test))
+    found = con.sql(f"SELECT {counts} FROM {likes} GROUP BY users.id ORDER BY users.id").fetchnumpy()
+    begins = np.stack(list(found.values())).astype(np.int64)
+    np.save(folder / BEGINS, begins)
+    n_windows, ends = int(windows_of_prefixes(begins[0]).sum()), (begins[1], lengths)
+    users = {of: int(((b > 0) & (b < end)).sum()) for of, b, end in zip(told, begins, ends, strict=True)}
+    if not n_windows or min(users.values()) < FEWEST:
+        left = f"{n_windows:,} training windows, {users['valid']:,} validation users and {users['test']:,} test users"
+        raise BachError(f"{where} leaves {left} (with items before them, too); {FEWEST} users each should be left")
+    return n_windows, {"from": told, "users": users}
 
 
 def write_items(con: Connection, folder: Path, titles: RawFile | None, kind: str | None, columns: dict) -> None:
@@ -63,4 +103,5 @@ def _first_mention(con: Connection, column: str) -> pd.Series:
 
 
 def content_hash(folder: Path) -> str:
-    return hashlib.sha256(b"".join(bytes.fromhex(file_hash(folder / name)) for name in FILES.values())).hexdigest()
+    names = [name for name in (*FILES.values(), BEGINS) if (folder / name).exists()]
+    return hashlib.sha256(b"".join(bytes.fromhex(file_hash(folder / name)) for name in names)).hexdigest()

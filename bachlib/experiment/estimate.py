@@ -23,19 +23,20 @@ START = 10.0  # seconds for the kernel, imports and the evaluation of a small ru
 ROW, HEAD = 35e-6, 9e-6  # seconds per window, and per window and head, outside matrix products
 COUNTED = {"movielens-1m": 253_468}  # windows with the paper's settings; its table has those of its own data sets
 SHARE = 0.6  # the products of a step reach this share of the speed of a large product
-ALL = {"mind": 1.4, "pos-multihead": 1.4, "p-bach-global": 2.3, "v-bach-global": 2.3}  # targets="all"; others about 1
+ALL = {"mind": 1.4, "pos-multihead": 1.4, "bam": 1.4, "remi": 2.4, "maxmf": 1.2}  # targets="all"; others about 1
+ALL |= {"p-bach-global": 2.3, "v-bach-global": 2.3}
 
 
 def seconds(p: Experiment) -> float:
     """Seconds of one run on one core. Earlier runs of this method on this data set the speed, if there are any."""
-    if METHODS[p.method].objective == "counts":
+    if METHODS[p.method].objective == "counts" or p.serve_by != "density":  # that training is another point's
         return START
     known, data = [], data_name(p)
     for path in output_dir("runs").glob(f"{p.method}-*/{STATUS}"):
         noted = read_json(path).get("notebooks", {}).get(SINGLE, {})
         with suppress(KeyError, ValidationError):  # a record of older code
             other, took = Experiment(**noted["values"]), noted["seconds"] - START
-            if other.method == p.method and data_name(other) == data and took > 1:
+            if other.method == p.method and other.serve_by == "density" and data_name(other) == data and took > 1:
                 known.append(took * _work(p) / _work(other))
     return START + (median(known) if known else windows(p) * _work(p))
 

@@ -2,7 +2,7 @@
 
 The k = k_shared + k_own heads are one mixture: one π_u, one γ, one density at serving. They differ in cost only. A
 prototype needs one product with the candidates for the whole batch, an own head one for each row. So the heads of a
-training step stay apart (`Both`): log p of the prototypes comes from `mixture.shared_log_components`, that of the own
+training step stay apart (`Both`): log p of the prototypes comes from `shared_log_components`, that of the own
 heads from the sweep of `onepass`. The plain twin is `mixture.plain_loss` with all heads of every row.
 """
 
@@ -15,21 +15,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from bachlib.model.mixture import shared_log_components, shared_log_components_of_all
-from bachlib.model.onepass import (
-    Heads,
-    Ids,
-    Items,
-    PerHead,
-    Rows,
-    Targets,
-    Weights,
-    fits,
-    in_full,
-    reconstruction,
-    reconstruction_of_all,
-)
-from bachlib.model.towers import ClsTower, Codebook, Context, History, KappaNet, Tokens
+from bachlib.model.candidates import Heads, Ids, Items, PerHead, Rows, Targets, Weights, in_full
+from bachlib.model.onepass import fits, reconstruction, reconstruction_of_all
+from bachlib.model.shared import shared_log_components, shared_log_components_of_all
+from bachlib.model.towers import ClsTower, Codebook, Context, History, KappaNet, OneKappa, Tokens
 
 
 class Both(NamedTuple):
@@ -53,7 +42,7 @@ class Both(NamedTuple):
     def cosines(self, vectors: Float[Tensor, "B M d"]) -> Float[Tensor, "B M k"]:
         return torch.cat([vectors @ self.shared.T, vectors @ self.own.mT], -1)
 
-    def kappa(self, net: KappaNet | None, without: float) -> PerHead:
+    def kappa(self, net: KappaNet | OneKappa | None, without: float) -> PerHead:
         """κ of all heads of every row: the net sees a prototype once."""
         if net is None:
             return self.own.new_full(self.shape[:2], without)
@@ -63,6 +52,8 @@ class Both(NamedTuple):
         self, items: Items, positive: Rows, gamma: PerHead, tau: float, ids: Ids | None, weights: Weights | None
     ) -> tuple[Float[Tensor, ""], PerHead]:
         """As `onepass.reconstruction`: Σ_n Σ_r γ_r log p_r, and log p_r without gradient."""
+        if weights is not None and weights.left_out is not None and not fits(tau, self.own.dtype):
+            return reconstruction(self.expand(), items, positive, gamma, tau, ids, weights)
         of_shared, of_own = self._split(gamma)
         total, found = gamma.new_zeros(()), []
         if len(self.shared):
@@ -103,3 +94,7 @@ class Hybrid(nn.Module):
 
     def forward(self, tokens: Tokens, history: History, context: Context = None) -> Both:
         return Both(self.codebook.shared, normalize(in_full(self.tower(tokens, history, context)), dim=-1))
+
+    def plain(self, tokens: Tokens, history: History, context: Context = None) -> Heads:
+        """All heads of every row; the step is tested against them."""
+        return Both(self.codebook.shared, self.tower.plain(tokens, history, context)).expand()

@@ -73,3 +73,18 @@ def diversity_and_recall(table: pd.DataFrame) -> go.Figure:
             hovertemplate="strength %{text}<br>recall %{x:.3f}<br>diversity %{y:.3f}",
         )  # fmt: skip
     return figure.update_layout(xaxis_title="recall", yaxis_title="diversity", legend=BELOW)
+
+
+def shuffle_test(table: pd.DataFrame) -> go.Figure:
+    """The change in accuracy if histories are shuffled, by model."""
+    own, metric = table[table["shuffled"] == "order"].set_index("model"), table.columns[3]
+    most = own["gain"].idxmin()
+    text = f"{most} notices the order most: {own.loc[most, 'gain']:+.1%} in {metric} if histories are shuffled"
+    figure = go.Figure(layout_title=text if own.loc[most, "high"] < 0 else "Shuffled histories cost no model accuracy")
+    for kind, name, shade in (("order", "the same items, shuffled", colour(0)), ("past", "any of the past", GREY)):
+        rows = table[table["shuffled"] == kind]
+        bars = {"type": "data", "symmetric": False, "array": rows["high"] - rows["gain"],
+                "arrayminus": rows["gain"] - rows["low"]}  # fmt: skip
+        figure.add_bar(x=rows["model"], y=rows["gain"], name=name, marker_color=shade, error_y=bars)
+    figure.update_yaxes(title=f"change in {metric}", tickformat=".0%")
+    return figure.update_layout(barmode="group", legend=BELOW)
