@@ -233,7 +233,7 @@ table = pd.DataFrame(
         for family, name in families
     ]
 )
-plots.noted(plots.dials(table, "AUPRC"), f"cost on {n_large:,} items, seed {seed}")
+plots.noted(plots.dials(table, "AUPRC"), f"{n_large:,} items")
 
 # %% [markdown]
 # And with more prototypes? A scan pays for every head, a hybrid for the own ones:
