@@ -65,7 +65,8 @@ def prepare(
     catalogue: Annotated[str, Option(help=HELP["catalogue"] + ": liked or kept")] = DEFAULT["catalogue"],
     max_users: Annotated[int, Option(help=HELP["max_users"])] = DEFAULT["max_users"],
     seed: Annotated[int, Option(help=HELP["seed"])] = DEFAULT["seed"],
-    ties: Annotated[str, Option(help=HELP["ties"] + ": log or item")] = DEFAULT["ties"],
+    ties: Annotated[str, Option(help=HELP["ties"] + " (log, item, shuffle or basket)")] = DEFAULT["ties"],
+    items: Annotated[str, Option(help=HELP["items"] + " (product or type)")] = DEFAULT["items"],
     split: Annotated[str, Option(help=HELP["split"] + ": per-user or global-time")] = DEFAULT["split"],
     test_share: Annotated[float, Option(help=HELP["test_share"])] = DEFAULT["test_share"],
     dates: Annotated[tuple[str, str] | None, Option(help=HELP["dates"])] = None,
@@ -92,9 +93,9 @@ def prepare(
         raise BachError(f"{given}: {source} has its own columns; name yours with --source csv or parquet")
     options = {
         "min_rating": min_rating, "min_items": min_items, "max_items": max_items, "catalogue": catalogue,
-        "max_users": max_users, "seed": seed, "ties": ties, "columns": columns, "time_format": time_format,
-        "encoding": encoding, "on_bad_rows": on_bad_rows, "split": split, "test_share": test_share,
-        "dates": list(dates) if dates else None,
+        "max_users": max_users, "seed": seed, "ties": ties, "items": items, "columns": columns,
+        "time_format": time_format, "encoding": encoding, "on_bad_rows": on_bad_rows, "split": split,
+        "test_share": test_share, "dates": list(dates) if dates else None,
     }  # fmt: skip
     log, chosen = path or locate(source), validated(PrepareParams, options, "bach prepare").model_dump()
     out = out or output_dir("data", folder_name(source, path, chosen))  # notebooks know the path that the user gave

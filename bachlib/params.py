@@ -33,8 +33,11 @@ class PrepareParams(Params):
     max_items: int = Field(50_000, ge=1, description="size of the catalogue: the most frequent items")
     catalogue: Literal["liked", "kept"] = Field("liked", description="items that anybody likes, or only kept users")
     max_users: int = Field(100_000, ge=1, description="number of users at most, drawn with `seed`")
-    seed: int = Field(0, ge=0, description="seed of the draw of users")
-    ties: Literal["log", "item"] = Field("log", description="order of a user's events with equal times: log or item id")
+    seed: int = Field(0, ge=0, description="seed of the draw of users and of shuffled ties")
+    ties: Literal["log", "item", "shuffle", "basket"] = Field(
+        "log", description="order of a user's events with one time: log, item id, shuffled, or shuffled and never cut"
+    )
+    items: Literal["product", "type"] = Field("product", description="for complete-journey: products, or their types")
     split: Literal["per-user", "global-time"] = Field(
         "per-user", description="held out: a user's last items, or what all users liked from two dates on"
     )
@@ -180,7 +183,7 @@ class TrainParams(Params):
 
 
 LATER = (  # the first version did not have these
-    "candidates", "catalogue", "context", "targets", "posterior", "through_gamma", "temper", "kappa", "log_q",
+    "candidates", "catalogue", "context", "items", "targets", "posterior", "through_gamma", "temper", "kappa", "log_q",
     "false_negatives", "split", "test_share", "dates", "remi_beta", "remi_lambda", "remi_batch", "maxmf_loss",
     "k_shared", "k_own",
 )  # fmt: skip

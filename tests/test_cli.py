@@ -172,7 +172,10 @@ def test_prepare_my_own(tmp_path):
         (("--source", "csv"), "give its path with --path"),
         (("--source", "movielens-1m", "--path", "nowhere"), "nowhere does not exist"),
         (("--source", "movielens-1m", "--user", "x", "--path", "nowhere"), "name yours with --source csv or parquet"),
-        (("--source", "planted", "--ties", "maybe"), "ties: Input should be 'log' or 'item', got 'maybe'"),
+        (
+            ("--source", "planted", "--ties", "maybe"),
+            "ties: Input should be 'log', 'item', 'shuffle' or 'basket', got 'maybe'",
+        ),
     ],
 )
 def test_mistakes_are_a_message_and_not_a_traceback(words, said, tmp_path):

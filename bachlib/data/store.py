@@ -13,7 +13,7 @@ from duckdb import DuckDBPyConnection as Connection
 from bachlib import BachError
 from bachlib.data.dataset import BEGINS, FILES
 from bachlib.data.raw import RawFile
-from bachlib.data.sources import read_titles, split_genres
+from bachlib.data.sources import TITLES, read_titles, split_genres
 from bachlib.data.windows import windows_of_prefixes
 from bachlib.files import file_hash
 from bachlib.params import PrepareParams
@@ -21,17 +21,28 @@ from bachlib.params import PrepareParams
 FEWEST = 10  # users that a period of a global split should be able to evaluate
 
 
-def write_sequences(con: Connection, folder: Path, order: str) -> int:
-    """`sequences.npy`: the item ids of all users, user after user, streamed from the sorted query."""
+def write_sequences(con: Connection, folder: Path, order: str) -> tuple[int, int]:
+    """`sequences.npy`: the item ids of all users, user after user, streamed from the sorted query.
+
+    Returns the number of events, and of those whose user has another one at the same time.
+    """
     (n_events,) = con.execute("SELECT sum(n)::BIGINT FROM users").fetchall()[0]
     flat = np.lib.format.open_memmap(folder / FILES["sequences"], mode="w+", dtype=np.int32, shape=(n_events,))
-    at = 0
-    query = f"SELECT items.id FROM firsts JOIN users USING (user) JOIN items USING (item) ORDER BY users.id, {order}"
+    at = n_tied = 0
+    last, tied = np.zeros(0, np.uint64), np.zeros(1, bool)  # the row before: its basket, does that have earlier rows
+    query = f"""
+        SELECT items.id, hash(users.id, first >> 40) AS basket
+        FROM firsts JOIN users USING (user) JOIN items USING (item) ORDER BY users.id, {order}
+    """
     for part in con.sql(query).to_arrow_reader(1_000_000):
         flat[at : at + part.num_rows] = part.column(0).to_numpy()
         at += part.num_rows
+        basket = np.concatenate([last, part.column(1).to_numpy()])
+        same = np.concatenate([tied, basket[1:] == basket[:-1]])
+        n_tied += int(same[1:].sum() + (same[1:] & ~same[:-1]).sum())  # the second row of a basket counts for the first
+        last, tied = basket[-1:], same[-1:]
     flat.flush()
-    return n_events
+    return n_events, n_tied
 
 
 def write_users(con: Connection, folder: Path) -> np.ndarray:
@@ -81,7 +92,7 @@ def write_items(con: Connection, folder: Path, titles: RawFile | None, kind: str
     """`items.parquet`: id, raw id, number of users who like it, and its title and genres if the data set has them."""
     items = con.sql("SELECT id AS item, item AS raw_id, n::INTEGER AS n_users FROM items ORDER BY id").to_arrow_table()
     named = pd.DataFrame({"raw_id": [str(raw) for raw in items["raw_id"].to_pylist()]})
-    if titles:
+    if titles and kind in TITLES:
         named = named.merge(read_titles(titles, kind).drop_duplicates("raw_id"), on="raw_id", how="left")
     if "title" in columns:
         named["title"] = _first_mention(con, "title")

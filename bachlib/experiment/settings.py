@@ -107,6 +107,8 @@ def _impossible(p: Experiment) -> Iterator[str]:
         yield f"path: source {p.source!r} needs the path of your log"
     if p.columns is not None and not own:
         yield f"columns: source {p.source!r} has fixed columns; only csv and parquet take them"
+    if p.items != "product" and p.source != "complete-journey":
+        yield f"items: source {p.source!r} has no product types; only complete-journey has"
     if p.context != "none":
         yield f"context: {p.context!r} needs a context, which only Python code can give: dataset.with_context(array)"
     if (p.width or p.d) % p.attention_heads:

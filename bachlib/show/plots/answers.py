@@ -20,8 +20,8 @@ def gradient_noise(table: pd.DataFrame) -> go.Figure:
 def posterior_gap(table: pd.DataFrame) -> go.Figure:
     """How far γ is from γ^con at each number of heads; a line per name that several tables share before ` k=`."""
     ends = table.sort_values("k")
-    text = f"γ is {ends['KL gap'].iloc[0]:.2f} nats from γ^con with {ends['k'].iloc[0]} heads, "
-    figure = go.Figure(layout_title=f"{text}{ends['KL gap'].iloc[-1]:.2f} with {ends['k'].iloc[-1]}")
+    text = f"γ is {ends['KL gap'].iloc[0]:.2g} nats from γ^con with {ends['k'].iloc[0]} heads, "
+    figure = go.Figure(layout_title=f"{text}{ends['KL gap'].iloc[-1]:.2g} with {ends['k'].iloc[-1]}")
     for n, (name, rows) in enumerate(ends.groupby([label.split(" k=")[0] for label in ends.index], sort=False)):
         figure.add_scatter(x=rows["k"], y=rows["KL gap"], mode="lines+markers", name=name, line_color=colour(n),
                            customdata=rows[["total variation", "same head"]],
@@ -34,10 +34,9 @@ def posterior_gap(table: pd.DataFrame) -> go.Figure:
 def calibration_controls(table: pd.DataFrame) -> go.Figure:
     """Calibration errors with the user's π and with another user's; the name of a row is its model."""
     own, other = "error", "error with another user's π"
-    ratio = (table[other] / table[own]).min()
-    figure = go.Figure(
-        layout_title=f"With another user's π the calibration error is at least {ratio:.1f} times as large"
-    )
+    name = table["nats that π_u is worth"].idxmax()
+    mine, theirs = table.loc[name, [own, other]]
+    figure = go.Figure(layout_title=f"{name}: the calibration error is {mine:.3f}, with another user's π {theirs:.3f}")
     for name, shade in ((own, colour(0)), (other, GREY)):
         figure.add_bar(x=table.index.astype(str), y=table[name], name=name, marker_color=shade)
     return figure.update_layout(barmode="group", yaxis_title="calibration error", legend=BELOW)
