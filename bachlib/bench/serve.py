@@ -43,7 +43,7 @@ def catalogue(n: int, rng: Rng) -> tuple[np.ndarray, np.ndarray]:
 
 def requests(directions: np.ndarray, k: int, rule: str, rng: Rng) -> Query:
     """Users with k heads near interests, uneven weights and typical learnt concentrations."""
-    chosen = np.stack([directions[rng.choice(INTERESTS, k, replace=False)] for _ in range(REQUESTS)])
+    chosen = np.stack([directions[rng.choice(INTERESTS, k, replace=k > INTERESTS)] for _ in range(REQUESTS)])
     kappa = rng.uniform(12, 25, size=(REQUESTS, k))
     pi = rng.dirichlet(np.full(k, 0.5), size=REQUESTS)
     return Query(_unit32(power_spherical(chosen, 0.5, rng)), np.log(pi) + _log_c(rule, kappa), kappa, rule)
