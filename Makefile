@@ -2,8 +2,10 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 READY := .venv/ready
+PEERS := .venv-peers/bin/python
+PEERS_READY := .venv-peers/ready
 
-.PHONY: help run test mutants lab sync figures lint bench lock clean
+.PHONY: help run test mutants lab sync figures lint bench bench-peers lock clean
 
 help:
 	@echo "make run    run the workbook in batch on the planted data set and write the report"
@@ -14,6 +16,7 @@ help:
 	@echo "make figures draw the README's pictures from the executed notebooks (needs Chrome)"
 	@echo "make lint   check style and formatting"
 	@echo "make bench  measure the goals (minutes; writes outputs/bench/*.json)"
+	@echo "make bench-peers measure RePlay, RecBole, Torch-RecHub and faiss beside ours (own environment, .venv-peers; ten minutes)"
 	@echo "make lock   resolve the dependencies of pyproject.toml again and write requirements.lock (torch keeps its pin)"
 	@echo "make clean  remove the environment and caches (outputs/ stays)"
 
@@ -51,6 +54,16 @@ lint: $(READY)
 bench: $(READY)
 	$(PY) -m bachlib.cli bench
 
+$(PEERS_READY): requirements.lock requirements-peers.txt pyproject.toml
+	$(PYTHON) -m venv .venv-peers
+	$(PEERS) -m pip install --quiet "$$(grep '^torch==' requirements.lock)"
+	$(PEERS) -m pip install --quiet --no-deps -r requirements-peers.txt
+	$(PEERS) -m pip install --quiet --no-deps --editable .
+	@touch $(PEERS_READY)
+
+bench-peers: $(PEERS_READY)
+	$(PEERS) -m bachlib.bench.peers $(ROUNDS)
+
 # Without rfc3987-syntax (and lark): jsonschema uses it for one kind of address that no notebook has, and importing it
 # takes more than a second in every kernel. The lock is complete, so it is installed with --no-deps.
 lock:
@@ -62,5 +75,5 @@ lock:
 	rm -rf .lockenv build
 
 clean:
-	rm -rf .venv .lockenv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-peers .lockenv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -30,7 +30,7 @@ DEFAULT = {name: field.default for name, field in PrepareParams.model_fields.ite
 HELP = {name: field.description for name, field in PrepareParams.model_fields.items()}
 SET = Option("--set", help="change a parameter (`bach params` lists them), e.g. --set epochs=2 --set d=32")
 SourceName = StrEnum("SourceName", list(SOURCES))
-Bench = StrEnum("Bench", ["prepare", "sphere", "loss", "train", "evaluate", "serve", "show"])
+Bench = StrEnum("Bench", "prepare sphere loss train evaluate serve show cores growth".split())
 
 
 def _version(asked: bool) -> None:
@@ -65,7 +65,11 @@ def prepare(
     catalogue: Annotated[str, Option(help=HELP["catalogue"] + ": liked or kept")] = DEFAULT["catalogue"],
     max_users: Annotated[int, Option(help=HELP["max_users"])] = DEFAULT["max_users"],
     seed: Annotated[int, Option(help=HELP["seed"])] = DEFAULT["seed"],
-    ties: Annotated[str, Option(help=HELP["ties"] + ": log or item")] = DEFAULT["ties"],
+    ties: Annotated[str, Option(help=HELP["ties"] + " (log, item, shuffle or basket)")] = DEFAULT["ties"],
+    items: Annotated[str, Option(help=HELP["items"] + " (product or type)")] = DEFAULT["items"],
+    split: Annotated[str, Option(help=HELP["split"] + ": per-user or global-time")] = DEFAULT["split"],
+    test_share: Annotated[float, Option(help=HELP["test_share"])] = DEFAULT["test_share"],
+    dates: Annotated[tuple[str, str] | None, Option(help=HELP["dates"])] = None,
     user: Annotated[str | None, Option(help="your column with the user (csv, parquet)")] = None,
     item: Annotated[str | None, Option(help="your column with the item")] = None,
     time: Annotated[str | None, Option(help="your column with the time, a number or a date")] = None,
@@ -89,8 +93,9 @@ def prepare(
         raise BachError(f"{given}: {source} has its own columns; name yours with --source csv or parquet")
     options = {
         "min_rating": min_rating, "min_items": min_items, "max_items": max_items, "catalogue": catalogue,
-        "max_users": max_users, "seed": seed, "ties": ties, "columns": columns, "time_format": time_format,
-        "encoding": encoding, "on_bad_rows": on_bad_rows,
+        "max_users": max_users, "seed": seed, "ties": ties, "items": items, "columns": columns,
+        "time_format": time_format, "encoding": encoding, "on_bad_rows": on_bad_rows, "split": split,
+        "test_share": test_share, "dates": list(dates) if dates else None,
     }  # fmt: skip
     log, chosen = path or locate(source), validated(PrepareParams, options, "bach prepare").model_dump()
     out = out or output_dir("data", folder_name(source, path, chosen))  # notebooks know the path that the user gave
@@ -234,6 +239,7 @@ def evaluate(
     ] = None,
     slate: Annotated[int, Option(help="also measure diversity and novelty of slates of this length; 0: do not")] = 0,
     best_over_k: Annotated[bool, Option(help="keep only the k with the best validation AUPRC")] = False,
+    serve_by: Annotated[str, Option(help="density (the paper), max or softmax, which is not saved")] = "density",
     latex: Annotated[bool, Option(help="print the table as LaTeX rows")] = False,
 ) -> None:
     """Rank the full catalogue for each run, save the metrics in its folder, and print the paper's table."""
@@ -244,8 +250,9 @@ def evaluate(
     found = []
     for folder in map(find_run, runs):
         dataset = data_of(folder, data)
-        found.append(evaluate_run(Run.load(folder, dataset), dataset, split, slate=slate))
-        found[-1].save(folder)
+        found.append(evaluate_run(Run.load(folder, dataset), dataset, split, slate=slate, serve_by=serve_by))
+        if serve_by == "density":
+            found[-1].save(folder)
         typer.echo(found[-1])
     if len(found) > 1:
         made = table(found, baseline, best_over_k=best_over_k)
@@ -258,29 +265,25 @@ def evaluate(
 
 @app.command()
 def bench(
-    what: Annotated[Bench | None, Argument(help="what to measure (default: everything)")] = None,
+    what: Annotated[Bench | None, Argument(help="measure all of this part (default: what does not take long)")] = None,
+    quick: Annotated[
+        bool, Option("--quick", help="one measurement per goal, smaller where it can be: two minutes")
+    ] = False,
     shape: Annotated[str | None, Option(help="prepare: measure only this log, movielens-20m or taobao")] = None,
     rows: Annotated[int | None, Option(help="prepare: number of rows (default: 20 and 100 million)")] = None,
-    items: Annotated[int | None, Option(help="serve: number of items (default: 20, 50 and 200 thousand)")] = None,
+    items: Annotated[
+        int | None, Option(help="serve: number of items (default: 20, 50, 200 thousand, a million)")
+    ] = None,
 ) -> None:
-    """Measure the speed goals as ratios in one process and save the results as JSON."""
-    from bachlib.bench.measure import BENCHES, SHAPES, bench_prepare, save
-    from bachlib.bench.serve import SIZES, benches
+    """Measure the speed goals, print a verdict for each, and save them as JSON."""
+    from bachlib.bench import goals
 
-    if shape is not None and shape not in SHAPES:
-        raise BachError(f"--shape {shape}: should be one of {', '.join(SHAPES)}")
-    for name in [str(what)] if what else BENCHES:
-        chosen = BENCHES[name]
-        if name == "serve":
-            chosen = benches((items,) if items else SIZES)
-        if name == "prepare" and (shape or rows):
-            chosen = [lambda s=s: bench_prepare(s, rows) for s in ([shape] if shape else SHAPES)]
-        results = []
-        for measure in chosen:
-            results.append(result := measure())
-            said = [f"{key} {result[key]:.3g} (goal ≤ {goal:g})" for key, goal in result["goals"].items()]
-            typer.echo(f"{name}, {result['name']}: {', '.join(said)} {'✓' if result['met'] else '✗ GOAL MISSED'}")
-        typer.echo(f"→ {save(name, results)}")
+    if shape is not None and shape not in goals.SHAPES:
+        raise BachError(f"--shape {shape}: should be one of {', '.join(goals.SHAPES)}")
+    chosen = goals.selected(what and str(what), quick, items)
+    if what == Bench.prepare and (shape or rows):
+        chosen = [(what, s, lambda s=s: goals.bench_prepare(s, rows)) for s in ([shape] if shape else goals.SHAPES)]
+    goals.run(chosen, "quick" if quick else "goals")
 
 
 @app.command()

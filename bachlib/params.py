@@ -1,5 +1,6 @@
 """All parameters with their defaults, ranges and descriptions, and their validation."""
 
+from datetime import datetime
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -13,6 +14,7 @@ MIN_ITEMS = 1 + N_NEXT + N_VALID + N_TEST  # the shortest sequence that gives a 
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 Kernel = Literal["power-spherical", "von-mises-fisher"]
+ServeBy = Literal["density", "max", "softmax"]
 Role = Literal["user", "item", "time", "rating", "title", "genre"]
 
 
@@ -31,12 +33,37 @@ class PrepareParams(Params):
     max_items: int = Field(50_000, ge=1, description="size of the catalogue: the most frequent items")
     catalogue: Literal["liked", "kept"] = Field("liked", description="items that anybody likes, or only kept users")
     max_users: int = Field(100_000, ge=1, description="number of users at most, drawn with `seed`")
-    seed: int = Field(0, ge=0, description="seed of the draw of users")
-    ties: Literal["log", "item"] = Field("log", description="order of a user's events with equal times: log or item id")
+    seed: int = Field(0, ge=0, description="seed of the draw of users and of shuffled ties")
+    ties: Literal["log", "item", "shuffle", "basket"] = Field(
+        "log", description="order of a user's events with one time: log, item id, shuffled, or shuffled and never cut"
+    )
+    items: Literal["product", "type"] = Field("product", description="for complete-journey: products, or their types")
+    split: Literal["per-user", "global-time"] = Field(
+        "per-user", description="held out: a user's last items, or what all users liked from two dates on"
+    )
+    test_share: float = Field(
+        0.1, gt=0, lt=0.5, description="global-time: share of the likes in the test period, and in validation before it"
+    )
+    dates: list[str] | None = Field(
+        None, description="global-time: first days of validation and of test, as in 2000-12-31; None: by test_share"
+    )
     columns: dict[Role, str] | None = Field(None, description="for csv and parquet: the names of your columns")
     encoding: str = Field("utf-8", description="encoding of the log, any name that Python knows")
     time_format: str | None = Field(None, description="for csv and parquet: format of dates, as in strptime")
     on_bad_rows: Literal["stop", "skip"] = Field("stop", description="unreadable rows: stop, or skip and count them")
+
+    @model_validator(mode="after")
+    def _dates_belong_to_a_global_split(self) -> Self:
+        if self.split == "per-user" and (self.test_share != 0.1 or self.dates):
+            raise ValueError('test_share and dates belong to split="global-time"; split is "per-user"')
+        try:
+            days = [datetime.fromisoformat(date) for date in self.dates or []]
+        except ValueError:
+            days = []
+        if self.dates is not None and (len(days) != 2 or days[0] >= days[1] or self.test_share != 0.1):
+            wanted = "two days of the form 2000-12-31, of validation and of test, and no test_share"
+            raise ValueError(f"dates should be {wanted}; got {self.dates}")
+        return self
 
 
 class WorldParams(Params):
@@ -66,7 +93,7 @@ class WorldParams(Params):
 class ModelParams(Params):
     """Towers and objective (appendix B). The defaults are the paper's; where the paper is silent, they are ours."""
 
-    k: int = Field(8, ge=1, description="number of heads; methods with one vector have 1")
+    k: int = Field(8, ge=1, description="number of heads; methods with one vector have 1, …-hybrid the sum")
     d: int = Field(64, ge=2, description="dimension of every embedding and rank of PureSVD")
     tau: float = Field(0.07, gt=0, le=10, description="temperature τ of the softmax, fixed")
     candidates: Literal["list", "set"] = Field(
@@ -83,10 +110,22 @@ class ModelParams(Params):
     ff: int = Field(128, ge=1, description="feed-forward width of the CLS Transformers")
     dropout: Share = Field(0.1, description="dropout of the Transformers")
     cls_scale: float = Field(1.0, gt=0, description="CLS tokens start as N(0, this²); if small, heads start parallel")
-    pi: Literal["gate", "table"] = Field("gate", description="π_u from the gating tower, or a free row per user")
+    pi: Literal["gate", "table", "uniform"] = Field(
+        "gate", description="π_u from the gating tower, a free row per user, or 1/k for every head"
+    )
+    posterior: Literal["spherical", "contrastive", "prior"] = Field(
+        "spherical", description="γ of the ELBO: eq. 19 (the paper), the model's own posterior (EM), or π_u"
+    )
+    through_gamma: bool = Field(True, description="differentiate the ELBO through γ (the paper), or hold γ fixed")
+    temper: float = Field(1.0, ge=0, le=100, description="weight of the entropy term of the ELBO")
+    kappa: Literal["net", "shared", "fixed"] = Field(
+        "net", description="κ of each head from the κ-net (the paper), one learnt κ, or 1/τ"
+    )
     context: Literal["none", "gate", "encoder", "both"] = Field(
         "none", description="what reads the context of the data set (see Dataset.with_context): gate, encoder or both"
     )
+    k_shared: int = Field(64, ge=1, description="…-hybrid: prototypes that all users share, in place of k")
+    k_own: int = Field(4, ge=0, description="…-hybrid: heads of the user's own beside them; with 0 it is …-global")
     residual: float = Field(0.5, ge=0, le=1, description="…-residual: sine of the largest angle to the prototype")
     # differences of public code, off by default (see extractors)
     capsule_iterations: int = Field(3, ge=1, description="mind, comirec-dr: iterations of capsule routing")
@@ -96,9 +135,27 @@ class ModelParams(Params):
     mind_relu: bool = Field(False, description="mind: ReLU layer after the capsules, as in ComiRec's code")
     mind_power: float = Field(1.0, gt=0, description="mind: power of label-aware attention")
     sa_positions_in_values: bool = Field(False, description="comirec-sa: add positions to the values too")
+    remi_beta: float = Field(1.0, ge=0, le=100, description="remi: β of the hard negatives; published: 10, 1 or 0.1")
+    remi_lambda: float = Field(100.0, ge=0, description="remi: weight λ of the routing regulariser")
+    remi_batch: int = Field(
+        128, ge=1, description="remi: λ counts so many times, as in the published sum over batches of 128; 1: a mean"
+    )
+    maxmf_loss: Literal["hinge", "warp", "bpr"] = Field(
+        "hinge", description="maxmf: margin ranking loss, the same weighted by rank, or logistic"
+    )
     sasrec_blocks: int = Field(2, ge=1, description="sasrec: number of blocks")
     sasrec_heads: int = Field(1, ge=1, description="sasrec: attention heads; divides d")
     sasrec_norm_keys: bool = Field(False, description="sasrec: keys and values from LN(x), as in common Transformers")
+
+    @model_validator(mode="after")
+    def _every_switch_has_an_effect(self) -> Self:
+        if self.posterior == "prior" and not self.through_gamma and self.pi != "uniform":
+            raise ValueError("posterior='prior' with through_gamma=False would never train π_u; use through_gamma=True")
+        if self.kappa == "shared" and self.posterior != "spherical":
+            raise ValueError(f"kappa='shared' with posterior={self.posterior!r}: only the spherical posterior trains κ")
+        if self.temper != 1 and not self.through_gamma:
+            raise ValueError(f"temper={self.temper} with through_gamma=False: a fixed γ has no entropy to train")
+        return self
 
 
 class TrainParams(Params):
@@ -110,6 +167,10 @@ class TrainParams(Params):
     targets: Literal["one", "all"] = Field(
         "one", description="targets of a window: one of its next ten items, drawn (the paper), or the mean over all ten"
     )
+    false_negatives: Literal["mask", "next"] = Field(
+        "mask", description="a row leaves copies of its target out of its candidates, or all of its next ten items"
+    )
+    log_q: bool = Field(False, description="correct for how often each candidate is drawn (see `log_q` in `onepass`)")
     learning_rate: float = Field(1e-3, gt=0, description="learning rate of Adam; no weight decay, schedule or clipping")
     seed: int = Field(0, ge=0, description="seed of windows, targets, negatives and dropout")
     valid_every: int = Field(5, ge=1, description="epochs between two validations; the last epoch is always validated")
@@ -121,7 +182,12 @@ class TrainParams(Params):
     checkpoint_seconds: float = Field(30.0, ge=0, description="seconds between resume states; every epoch writes one")
 
 
-LATER = ("candidates", "catalogue", "context", "targets")  # the first version did not have these
+LATER = (  # the first version did not have these
+    "candidates", "catalogue", "context", "items", "targets", "posterior", "through_gamma", "temper", "kappa", "log_q",
+    "false_negatives", "split", "test_share", "dates", "remi_beta", "remi_lambda", "remi_batch", "maxmf_loss",
+    "k_shared", "k_own",
+)  # fmt: skip
+ELBO_ONLY = ("kernel", "pi", "posterior", "through_gamma", "temper", "kappa")  # parameters of methods with a kernel
 
 
 def noted(params: Params) -> dict[str, Any]:

@@ -3,6 +3,7 @@ and a wrong sign or another kernel does not.
 
     python tests/regression.py p-bach …       prints the numbers of these methods as JSON
     python tests/regression.py --record       writes regression.json, after a change that is meant to change it
+    python tests/regression.py --record remi  writes the numbers of these methods only
 """
 
 import json
@@ -13,10 +14,11 @@ from pathlib import Path
 
 FILE = Path(__file__).with_name("regression.json")
 METHODS = "mostpop standard sasrec mind comirec-sa comirec-dr pos-multihead all-multihead p-bach v-bach p-bach-global "
-METHODS = (METHODS + "v-bach-global p-bach-residual v-bach-residual").split()
+METHODS += "v-bach-global p-bach-residual v-bach-residual p-bach-hybrid v-bach-hybrid remi bam maxmf"
+METHODS = METHODS.split()
 WORLD = {"n_users": 150, "n_items": 600, "n_interests": 5, "mean_events": 120.0, "data_seed": 3, "min_items": 60}
-SHORT = {"k": 4, "d": 16, "ff": 32, "item_width": 32, "dropout": 0.0, "epochs": 1, "batch_size": 256,
-         "n_negatives": 64, "learning_rate": 0.005, "valid_every": 1}  # fmt: skip
+SHORT = {"k": 4, "k_shared": 3, "k_own": 2, "d": 16, "ff": 32, "item_width": 32, "dropout": 0.0, "epochs": 1,
+         "batch_size": 256, "n_negatives": 64, "learning_rate": 0.005, "valid_every": 1}  # fmt: skip
 
 # tolerances: ten times what a change of the first weights in their last digit is worth; at least these, relative
 LOSSES, ACCURACY = 5e-3, 3e-2
@@ -79,9 +81,9 @@ def nudged(method: str, sign: int) -> dict[str, float]:
         stages.build = build
 
 
-def record() -> None:
-    table = {}
-    for method in METHODS:
+def record(methods: list[str]) -> None:
+    table = json.loads(FILE.read_text()) if methods != METHODS else {}
+    for method in methods:
         found, others = nudged(method, 0), [nudged(method, sign) for sign in (-1, 1, 2)]
         table[method] = {}
         for name, value in found.items():
@@ -92,12 +94,12 @@ def record() -> None:
                 float(f"{max(10 * spread, least, 1e-6 if name == 'KL gap' else LEAST):.2g}"),
             ]
         print(method, table[method])
-    lines = (f"  {json.dumps(method)}: {json.dumps(numbers)}" for method, numbers in table.items())
+    lines = (f"  {json.dumps(method)}: {json.dumps(table[method])}" for method in METHODS if method in table)
     FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--record"]:
-        record()
+    if sys.argv[1:2] == ["--record"]:
+        record(sys.argv[2:] or METHODS)
     else:
         print(json.dumps({method: measure(method) for method in sys.argv[1:]}))

@@ -7,7 +7,7 @@ import torch
 
 from bachlib import BachError
 from bachlib.data import Windows
-from bachlib.evaluate import answers, diagnostics
+from bachlib.evaluate import answers, diagnostics, evaluate
 from bachlib.model import mixture
 from bachlib.model.methods import build
 from bachlib.params import TrainParams
@@ -125,3 +125,49 @@ def test_diversity_at_equal_recall():
     table = answers.diversity_and_recall(kinds, [0.0, 1.0], targets.repeat(2, 0), features)
     assert table["at equal recall"].tolist() == [0.5] * 4, "0.75 lies halfway between 1 (diversity 0) and 0.5 (1)"
     assert "second" in [trace.name for trace in plots.diversity_and_recall(table).data]
+
+
+def test_shuffled_histories_keep_their_items(world):
+    users = np.arange(world.n_users)
+    usual, order = world.history(users, "test"), answers.shuffled(world).history(users, "test")
+    any_of = answers.shuffled(world, past=True).history(users, "test")
+    assert (np.sort(order, 1) == np.sort(usual, 1)).all() and (order != usual).mean() > 0.9
+    assert ((order < 0) == (usual < 0)).all(), "padding stays on the left"
+    assert (answers.shuffled(world).history(users, "test") == order).all(), "drawn with the seed"
+    others = 0
+    for u, row in enumerate(any_of):
+        past, kept = np.concatenate(world.split(u)[:2]), row[row >= 0]
+        assert len(kept) == min(50, len(past)) == len(set(kept)) and set(kept) <= set(past)
+        others += len(set(kept) - set(past[-50:]))
+    assert others > 5 * len(users)
+    view = answers.shuffled(world)
+    assert (view.targets(users, "test") == world.targets(users, "test")).all() and view == world
+
+
+def test_shuffle_test(world):
+    """MostPop reads no history, comirec-sa without positions reads a set, and a model of one's own only the order."""
+
+    class Last(torch.nn.Module):
+        """Ranks items by how near their numbers are to the last item's."""
+
+        n_hist = 50
+
+        def score(self, history):
+            return -(torch.arange(world.n_items) - torch.as_tensor(history)[:, -1:]).abs().float()
+
+    class AsASet(torch.nn.Module):
+        n_hist = 50
+
+        def score(self, history):
+            return -(torch.arange(world.n_items) - torch.as_tensor(history).float().mean(1, keepdim=True)).abs()
+
+    table = answers.shuffle_test({"mostpop": build("mostpop", world), "last": Last(), "set": AsASet()}, world)
+    by = table.set_index(["model", "shuffled"])
+    assert (by.loc["mostpop", ["gain", "low", "high"]] == 0).all(axis=None)
+    assert by.loc[("set", "order"), "gain"] == 0 != by.loc[("set", "past"), "gain"]
+    assert by.loc[("last", "order"), "gain"] != 0
+    plain = evaluate(Last(), world, quiet=True).means["AUPRC"]
+    assert by.loc[("last", "order"), "AUPRC as it is"] == pytest.approx(plain)
+    figure = plots.shuffle_test(table)
+    assert len(figure.data) == 2 and list(figure.data[0].x) == ["mostpop", "last", "set"]
+    assert "AUPRC" in figure.layout.yaxis.title.text

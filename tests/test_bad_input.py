@@ -4,6 +4,8 @@ import gzip
 import zipfile
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from logs import (
     as_raw,
@@ -356,3 +358,118 @@ def test_a_folder_that_is_something_else_is_not_touched(tmp_path):
     with pytest.raises(BachError, match="not a prepared data set; choose another out="):
         prepare("csv", my_csv(tmp_path, EVENTS), tmp_path / "thesis", columns=MY, quiet=True)
     assert (tmp_path / "thesis" / "chapter.tex").read_text() == "years of work"
+
+
+# ------------------------------------------------------------------------------------ odd archives, lines, ids, times
+
+
+def zip_with(path, member="ml-1m/ratings.dat", **more):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(member, "".join(f"{u}::{i}::{r}::{t}\n" for u, i, r, t in EVENTS))
+        for name, content in more.items():
+            archive.writestr(f"ml-1m/{name}", content)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("local", "central", "value", "said"),
+    [
+        (6, 8, 1, "archive.zip:ml-1m/ratings.dat cannot be unpacked (File 'ml-1m/ratings.dat' is encrypted"),
+        (8, 10, 99, "archive.zip:ml-1m/ratings.dat cannot be unpacked (That compression method is not supported)"),
+        (8, 10, 14, "archive.zip:ml-1m/ratings.dat is damaged"),  # said to be LZMA
+        (8, 10, 12, "archive.zip:ml-1m/ratings.dat is damaged"),  # said to be bzip2
+        (4, 6, 99, "archive.zip is a damaged zip, or one that Python cannot read (zip file version 9.9)"),
+    ],
+)
+def test_zips_that_python_cannot_unpack(refuses, tmp_path, local, central, value, said):
+    data = bytearray(zip_with(tmp_path / "archive.zip").read_bytes())
+    data[local] = data[data.index(b"PK\x01\x02") + central] = value
+    (tmp_path / "archive.zip").write_bytes(data)
+    refuses("movielens-1m", tmp_path / "archive.zip", said)
+
+
+def test_a_member_with_a_long_name(tmp_path):
+    path = zip_with(tmp_path / "a.zip", "x" * 300 + "/ratings.dat")
+    assert as_raw(prepare("movielens-1m", path, tmp_path / "o", min_items=40, quiet=True)) == plain_pipeline(
+        EVENTS, min_items=40
+    )
+
+
+def test_a_bomb_among_the_titles(refuses, tmp_path):
+    path = zip_with(tmp_path / "a.zip", **{"movies.dat": b"1::a::b\n" * (1 << 24) + b"more"})
+    assert path.stat().st_size < 1_000_000
+    refuses("movielens-1m", path, "a.zip:ml-1m/movies.dat is larger than 134,217,728 bytes")
+
+
+@pytest.mark.parametrize("encoding", ["hex", "rot13", "base64", "utf-8\0", "", "undefined"])
+def test_codecs_that_are_no_text_encoding(refuses, tmp_path, encoding):
+    said = f"encoding={encoding!r} is unknown to Python as a text encoding; examples are 'latin-1'"
+    refuses("csv", my_csv(tmp_path, EVENTS), said, columns=MY, encoding=encoding)
+
+
+@pytest.mark.parametrize("mode", ["stop", "skip"])
+@pytest.mark.parametrize(
+    ("length", "said"),
+    [(2_500_000, "line 50: line size over maximum"), (40_000_000, "line 50 is longer than 16,777,216 bytes")],
+)
+def test_endless_lines(refuses, tmp_path, length, said, mode):
+    path = my_csv(tmp_path, EVENTS, spoil(50, f"u1,{'x' * length},1000000000,5"))
+    assert len(refuses("csv", path, f"my.csv, {said}", columns=MY, on_bad_rows=mode)) < 600
+
+
+def test_a_quote_that_is_closed_far_away_takes_no_rows(refuses, tmp_path):
+    lines = [f"u{n % 5},i{n % 90},{10**9 + n},5" for n in range(150_000)]
+    lines[20], lines[140_000] = 'u1,"12 INCH', 'INCH",1000000000,5'
+    (tmp_path / "my.csv").write_text("who,what,when,stars\n" + "\n".join(lines) + "\n")
+    refuses("csv", tmp_path / "my.csv", "my.csv, line 22: line size", "unclosed", columns=MY, on_bad_rows="skip")
+
+
+def test_columns_of_one_name(refuses, tmp_path):
+    frame = pd.read_csv(my_csv(tmp_path, EVENTS))
+    double = pd.concat([frame, frame[["who", "stars"]]], axis=1)
+    double.to_csv(tmp_path / "my.csv", index=False)
+    refuses("csv", tmp_path / "my.csv", "my.csv has 2 columns named 'who'; rename all but the right one", columns=MY)
+    frame.assign(a=1, b=2).rename(columns={"b": "a"}).to_csv(tmp_path / "my.csv", index=False)
+    data = prepare("csv", tmp_path / "my.csv", tmp_path / "o", columns=MY, min_items=40, quiet=True)
+    assert data.n_users, "other columns may be called what they like"
+
+
+@pytest.mark.parametrize(
+    ("time", "kind"), [(lambda t: t % 2 == 0, "BOOLEAN"), (lambda t: t.map(lambda x: [x]), "BIGINT[]"),
+                       (lambda t: t.astype(str).str.encode("utf-8"), "BLOB")]
+)  # fmt: skip
+def test_times_of_a_wrong_type(refuses, tmp_path, time, kind):
+    frame = pd.read_csv(my_csv(tmp_path, EVENTS))
+    frame.assign(when=time(frame["when"])).to_parquet(tmp_path / "my.parquet")
+    said = f"my.parquet: column 'when' should hold a number, a date or text and is {kind}"
+    refuses("parquet", tmp_path / "my.parquet", said, columns=MY)
+
+
+def test_ids_that_are_floats(refuses, tmp_path):
+    frame = pd.read_csv(my_csv(tmp_path, EVENTS))
+    number = frame["who"].str[1:].astype(float)
+    path = tmp_path / "my.parquet"
+    table = pa.Table.from_pandas(frame.drop(columns="who"))
+    not_a_number = pa.array(number.where(number != 3, float("nan")).to_numpy(), from_pandas=False)
+    pq.write_table(table.append_column("who", not_a_number), path)
+    refuses("parquet", path, f"my.parquet, row {1 + int((number == 3).argmax())}: user is missing", columns=MY)
+    half = (number / 2).to_numpy()  # 0.5 and 1.0 are two users
+    pq.write_table(table.append_column("who", pa.array(half)), path)
+    data = prepare("parquet", path, tmp_path / "half", columns=MY, min_items=40, quiet=True)
+    expected = plain_pipeline(EVENTS, min_items=40)
+    assert set(data.users["raw_id"]) == {f"{u / 2:g}" if u % 2 else f"{u // 2}" for u in expected}
+    pq.write_table(table.append_column("who", pa.array(number.to_numpy() + 2.0**60)), path)
+    data = prepare("parquet", path, tmp_path / "large", columns=MY, min_items=40, quiet=True)
+    said = "rows of my.parquet have a user id above 9,007,199,254,740,992 as a DOUBLE: digits may be lost"
+    assert data.meta["notes"] == [f"{len(EVENTS):,} {said}"]
+
+
+def test_ids_that_look_the_same_are_mentioned(tmp_path, capsys):
+    """They stay different: only a person knows whether they are one."""
+    names = ["caf\u00e9", "cafe\u0301", "caf\u00e9 ", "ti ger", "ti\u00a0ger", "li\u200bon", "lion", "Lion", "zebra"]
+    rows = [(name, f"i{n}", n) for name in names for n in range(40)]
+    pd.DataFrame(rows, columns=["user", "item", "time"]).to_csv(tmp_path / "my.csv", index=False)
+    data = prepare("csv", tmp_path / "my.csv", tmp_path / "o", min_items=40)
+    said = "users have ids that differ only in white space, invisible characters or Unicode form, e.g."
+    assert data.meta["notes"] == [f"7 {said} 'cafe\\u0301' and 'caf\\xe9 '; they count as different"]
+    assert data.meta["notes"][0] in capsys.readouterr().out and data.n_users == len(names)

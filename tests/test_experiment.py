@@ -18,7 +18,7 @@ from bachlib.params import WorldParams
 from bachlib.train.run import CODE
 
 ROOT = Path(__file__).resolve().parent.parent
-EXPERIMENTS = ["quickstart", "teaching", "ml1m", "ml20m", "taobao", "netflix"]
+EXPERIMENTS = ["quickstart", "teaching", "ml1m", "ml20m", "taobao", "netflix", "complete-journey"]
 SWEEPS = sorted(path.stem for path in (ROOT / "params" / "sweeps").glob("*.yaml"))
 
 

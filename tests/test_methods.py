@@ -1,14 +1,14 @@
-"""The table of methods: all fourteen names, own parts, inputs; `standard` against BACH with one head."""
+"""The table of methods: all its names, own parts, inputs; `standard` against BACH with one head."""
 
 import numpy as np
 import pytest
 import torch
-from test_mixture import plain_all_multihead, plain_pos_multihead
+from test_mixture import plain_all_multihead, plain_neighbour, plain_pos_multihead
 from torch import nn
 
 from bachlib import BachError
 from bachlib.data import Windows
-from bachlib.model import mixture
+from bachlib.model import mixture, neighbours
 from bachlib.model.methods import METHODS, Method, build
 from bachlib.model.towers import PiTable
 
@@ -33,6 +33,7 @@ def test_the_table_is_the_papers():
     assert list(METHODS) == [
         "mostpop", "standard", "sasrec", "mind", "comirec-sa", "comirec-dr", "pos-multihead", "all-multihead",
         "p-bach", "v-bach", "p-bach-global", "v-bach-global", "p-bach-residual", "v-bach-residual",
+        "p-bach-hybrid", "v-bach-hybrid", "remi", "bam", "maxmf",
     ]  # fmt: skip
     for name, row in METHODS.items():
         assert (row.kernel is not None) == ("bach" in name) == (row.serving == "mixture density")
@@ -41,7 +42,7 @@ def test_the_table_is_the_papers():
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "mostpop"])
 def test_every_method_encodes_scores_and_learns(world, name):
-    model = build(name, world, 3, **SMALL)
+    model = build(name, world, 3, k_shared=2, k_own=1, **SMALL)
     history, positive, negatives = batch_of(world)
     k = 1 if name in ("standard", "sasrec") else 3
     model.eval()
@@ -181,12 +182,14 @@ def test_distinct_candidates_are_the_same_list_or_set(world, name):
 
 
 @pytest.mark.parametrize("name", LEARNT)
-def test_a_set_of_candidates_has_every_item_once(world, name):
+def test_a_set_of_candidates_has_every_item_once(world, name, monkeypatch):
     """Against the plain loss in float64 on the distinct items, which need no ids then."""
+    monkeypatch.setattr(neighbours, "draw", lambda gamma: gamma.argmax(-1))
     history, positive, negatives = batch_of(world)
     positive[3:6] = positive[0]  # positives of several rows, negatives drawn twice, negatives that are positives
     negatives = torch.cat([negatives, negatives[:20], positive[:9]])
     model = away_from_the_start(build(name, world, 3, candidates="set", **SMALL).double())
+    model.penalty = 0.0  # of remi: it has no candidates
     seen = model.objective(history, positive, negatives)
     distinct = sorted({*positive.tolist(), *negatives.tolist()})
     items, own = model.items(torch.tensor(distinct)), torch.tensor([distinct.index(i) for i in positive.tolist()])
@@ -198,6 +201,8 @@ def test_a_set_of_candidates_has_every_item_once(world, name):
         torch.testing.assert_close(seen.gamma, mixture.responsibilities(log_pi, log_sigma).exp())
     elif model.objective_name == "all-multihead":
         plain = plain_all_multihead(heads, items, own, model.tau, None)
+    elif model.objective_name in neighbours.RULES:
+        plain = plain_neighbour(model.objective_name, heads, items, own, model.tau, None)
     else:
         if model.objective_name == "label-aware":
             weight = (heads @ items[own][:, :, None]).softmax(1)
@@ -209,11 +214,12 @@ def test_a_set_of_candidates_has_every_item_once(world, name):
         assert (a - b).norm() <= 1e-7 * b.norm() + 1e-9
     as_list = build(name, world, 3, **SMALL).double()
     as_list.load_state_dict(model.state_dict())
-    assert as_list.loss(history, positive, negatives) > found + 0.01  # more terms in the sum
+    more = as_list.loss(history, positive, negatives)  # with more terms in the sum
+    assert more > found + 0.01 or (name == "maxmf" and abs(more - found) > 1e-4)  # its loss is a mean over negatives
 
 
 @pytest.mark.parametrize("candidates", ["list", "set"])
-@pytest.mark.parametrize("name", ["p-bach", "p-bach-global", "all-multihead"])
+@pytest.mark.parametrize("name", ["p-bach", "p-bach-global", "all-multihead", "remi", "maxmf"])
 def test_parts_of_a_batch_have_the_candidates_of_the_whole(world, name, candidates):
     """What several processes do: the positives of the other rows are among the negatives."""
     history, positive, negatives = batch_of(world)

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bachlib import BachError
-from bachlib.model import mixture, onepass, routing
+from bachlib.model import candidates, mixture, onepass, routing
+from bachlib.model.shared import shared_log_components
 from bachlib.model.sphere import KERNELS
 
 TAU = 0.07
@@ -49,7 +50,7 @@ def test_components_are_a_softmax_over_the_candidate_set():
 def test_copies_of_the_positive_by_hand():
     for seed in range(20):
         c = case(B=9, C=30, seed=seed, n_ids=6)
-        rows, columns = onepass.copies_of_positive(c["ids"], c["positive"])
+        rows, columns = candidates.copies_of_positive(c["ids"], c["positive"])
         found = sorted(zip(rows.tolist(), columns.tolist(), strict=True))
         ids, positive = c["ids"].tolist(), c["positive"].tolist()
         assert found == [(n, j) for n in range(9) for j in range(30) if ids[j] == ids[positive[n]] and j != positive[n]]
@@ -96,13 +97,13 @@ def test_a_head_without_weight_is_no_head():
         (slope,) = torch.autograd.grad(value, log_sigma, retain_graph=True)
         assert slope.isfinite().all() and (slope[:, 3] == 0).all()
     heads = torch.cat([c["heads"], c["heads"][:, :1]], 1).requires_grad_()
-    loss, _ = mixture.loss(heads, c["items"], c["positive"], log_pi, log_sigma, TAU)
+    loss, *_ = mixture.loss(heads, c["items"], c["positive"], log_pi, log_sigma, TAU)
     assert all(slope.isfinite().all() for slope in torch.autograd.grad(loss, (heads, log_sigma)))
 
 
 def test_one_head_is_the_plain_softmax():
     c = case(k=1)
-    total, seen = mixture.loss(c["heads"], c["items"], c["positive"], c["log_pi"] * 0, c["log_sigma"], TAU, c["ids"])
+    total, seen, _ = mixture.loss(c["heads"], c["items"], c["positive"], c["log_pi"] * 0, c["log_sigma"], TAU, c["ids"])
     standard = routing.standard(c["heads"], c["items"], c["positive"], TAU, c["ids"])
     assert torch.allclose(total, standard) and torch.allclose(seen.entropy, torch.zeros(5).double())
 
@@ -145,16 +146,40 @@ def plain_all_multihead(heads, items, positive, tau, ids, weights=None):
     """eq. 10 written down."""
     scores = (heads @ items.T).max(1).values / tau  # (B, C)
     if weights is None:
-        weights = onepass.Weights(scores.new_ones(len(items)), scores.new_ones(len(positive)))
-    scores = scores + onepass.log_weights(ids, positive, weights)
+        weights = candidates.Weights(scores.new_ones(len(items)), scores.new_ones(len(positive)))
+    scores = scores + candidates.log_weights(ids, positive, weights)
     return -scores.log_softmax(-1).gather(1, positive[:, None]).mean()
+
+
+def plain_neighbour(rule, heads, items, positive, tau, ids, beta=1.0, kind="hinge"):
+    """remi and maxmf written down row by row; bam where it draws the closest head is pos-multihead."""
+    if rule == "bam":
+        return plain_pos_multihead(heads, items, positive, tau, ids)
+    total = 0 * (heads.sum() + items.sum())
+    for n, own in enumerate(positive.tolist()):
+        others = torch.arange(len(items)) != own if ids is None else ids != ids[own]
+        s = heads[n] @ items.T / tau  # (k, C)
+        if not others.any():
+            continue
+        if rule == "remi":
+            x = s[routing.routed_head(heads, items, positive)[n]]
+            hard = ((1 + beta) * x[others]).logsumexp(0) - (beta * x[others]).logsumexp(0)
+            total = total + torch.stack([x[own], hard + math.log(int(others.sum()))]).logsumexp(0) - x[own]
+            continue
+        x = s.max(0).values
+        x = (x - x[own])[others]
+        each = torch.nn.functional.softplus(x) if kind == "bpr" else (1 + x).relu()
+        above = int((x > -1).sum())
+        weight = sum(1 / (i + 1) for i in range(above)) / max(above, 1) if kind == "warp" else 1 / len(x)
+        total = total + weight * each.sum()
+    return total / len(positive)
 
 
 def some_weights(C, B, dtype):
     """Weights between 1/30 and 30, and 1."""
     candidate, own = ((7 * torch.rand(n, dtype=dtype) - 3.5).exp() for n in (C, B))
     own[::2], candidate[::3] = 1, 1
-    return onepass.Weights(candidate, own)
+    return candidates.Weights(candidate, own)
 
 
 def test_weights_by_hand():
@@ -220,14 +245,14 @@ def test_one_pass_equals_plain(name, B, k, d, extra, tau, block, masked, weighte
 def test_an_item_once_with_its_count_is_all_its_copies(name, tau, dtype, seed):
     """Value and gradients of the list of draws, and of its distinct items with their counts as weights."""
     c = case(B=7, C=40, dtype=dtype, seed=seed, n_ids=12)
-    distinct, row = onepass.each_once(c["ids"], 12)
+    distinct, row = candidates.each_once(c["ids"], 12)
     counts, table = torch.bincount(row).to(dtype), unit(12, 6, dtype=dtype)
-    weights = onepass.Weights(counts, torch.ones(7, dtype=dtype))
+    weights = candidates.Weights(counts, torch.ones(7, dtype=dtype))
 
     def of(heads, table, positive, ids, weights):
         items = table[ids]
         if name == "shared":
-            log_p = mixture.shared_log_components(heads[0], items, positive, tau, ids, weights)
+            log_p = shared_log_components(heads[0], items, positive, tau, ids, weights)
             return mixture.elbo(c["log_pi"], c["log_sigma"], log_p).total.mean()
         if name == "mixture":
             return mixture.loss(heads, items, positive, c["log_pi"], c["log_sigma"], tau, ids, weights)
@@ -312,7 +337,7 @@ def test_half_precision_is_taken_to_float32(half):
 
 def test_only_the_gradients_that_are_wanted():
     c = case()
-    total, _ = mixture.loss(c["heads"], c["items"], c["positive"], c["log_pi"].requires_grad_(), c["log_sigma"], TAU)
+    total, *_ = mixture.loss(c["heads"], c["items"], c["positive"], c["log_pi"].requires_grad_(), c["log_sigma"], TAU)
     total.backward()
     assert c["log_pi"].grad is not None and c["heads"].grad is None
 

@@ -197,8 +197,8 @@ def test_an_index_of_an_earlier_version_loads(world, histories, tmp_path, name, 
     ).items.size
     given.reload()
     assert given.genres is not None
-    text = text.replace('"format": 1', '"format": 4')
+    text = text.replace('"format": 1', '"format": 5')
     (generation / "meta.json").write_text(text)
     (tmp_path / "CURRENT").write_text(f"{generation.name} {hashlib.sha256(text.encode()).hexdigest()}\n")
-    with pytest.raises(BachError, match="has format 4, this version reads 1, 2, 3; save it again"):
+    with pytest.raises(BachError, match="has format 5, this version reads 1, 2, 3, 4; save it again"):
         Retriever.load(tmp_path, retriever.model)

@@ -44,6 +44,17 @@ def test_shares_are_the_responsibilities(rule):
     np.testing.assert_allclose(shares, np.exp(terms - best.scores[..., None]), rtol=1e-9)
 
 
+@pytest.mark.parametrize(("B", "k", "d"), [(1, 8, 64), (4, 2, 6), (3, 8, 2)])
+@pytest.mark.parametrize("more", [0, 1, 5 * kernels.ITEMS - 1])
+def test_the_compiled_product_is_the_product(B, k, d, more):
+    """Every cosine, also those of the last items, which need not fill the registers; within the bound of the scan."""
+    rng = np.random.default_rng(d)
+    items, heads = unit(rng.normal(size=(kernels.ITEMS + more, d))), unit(rng.normal(size=(B, k, d)))
+    out = np.full((len(items), B * k), np.nan, np.float32)
+    kernels.product(items, exact.columns_of(heads), out)
+    assert np.abs(out - items.astype(float) @ heads.reshape(-1, d).astype(float).T).max() < rounding(d)
+
+
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(
     ("n", "k", "d", "B"), [(3000, 1, 8, 2), (3000, 8, 64, 70), (9000, 32, 64, 2), (20_000, 5, 2, 1)]

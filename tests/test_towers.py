@@ -10,12 +10,13 @@ from torch.nn.functional import normalize
 from bachlib import BachError
 from bachlib.data import Windows
 from bachlib.model import mixture, products
+from bachlib.model.candidates import Weights
 from bachlib.model.extractors import Capsules, ComiRecDR, ComiRecSA, Mind, SASRec, fixed_truncated_normal, squash
 from bachlib.model.methods import build
-from bachlib.model.onepass import Weights
+from bachlib.model.plain import plain_step_loss
+from bachlib.model.shared import shared_log_components
 from bachlib.model.sphere import KERNELS
 from bachlib.model.towers import ClsTower, Codebook, ItemTower, KappaNet, ResidualCodebook
-from bachlib.model.twotower import plain_step_loss
 
 
 def tower(k=4, d=16, width=16, dropout=0.0, cls_scale=1.0, n_hist=12):
@@ -364,7 +365,7 @@ def test_shared_heads_need_one_product(with_ids):
     positive = torch.tensor([0, 1, 2, 3])
     ids = ids if with_ids else None
     weights = torch.randn(4, 5, dtype=torch.float64)
-    shared = mixture.shared_log_components(codebook, items, positive, 0.07, ids)
+    shared = shared_log_components(codebook, items, positive, 0.07, ids)
     plain = mixture.log_components(codebook.expand(4, -1, -1), items, positive, 0.07, ids)
     torch.testing.assert_close(shared, plain)
     grads = [torch.autograd.grad((x * weights).sum(), (codebook, table), retain_graph=True) for x in (shared, plain)]
@@ -380,7 +381,7 @@ def test_shared_heads_with_weights(with_ids):
     weights = Weights(3 * torch.rand(12).double() + 0.1, 2 * torch.rand(4).double() + 0.1)
     also = table[ids], positive, 0.07, ids if with_ids else None, weights
     plain = mixture.log_components(codebook.expand(4, -1, -1), *also)
-    torch.testing.assert_close(mixture.shared_log_components(codebook, *also), plain)
+    torch.testing.assert_close(shared_log_components(codebook, *also), plain)
 
 
 @pytest.mark.parametrize("copies", [0, 1, 200])
@@ -398,7 +399,7 @@ def test_shared_heads_in_float32_with_many_copies(tau, copies):
 
     def found(dtype, shared):
         u, v = (x.to(dtype, copy=True).requires_grad_() for x in (prototypes, table))
-        components = mixture.shared_log_components if shared else mixture.log_components
+        components = shared_log_components if shared else mixture.log_components
         log_p = components(u if shared else u.expand(7, -1, -1), v[ids], torch.arange(7), tau, ids)
         return log_p, *torch.autograd.grad((weights.to(dtype) * log_p).sum(), (u, v))
 

@@ -8,7 +8,7 @@ from torch.nn.functional import normalize
 from bachlib.model.methods import build
 from bachlib.model.sphere import KERNELS
 from bachlib.model.twotower import TwoTower
-from bachlib.rank.counting import FLOOR, between, counted_ranks, densities
+from bachlib.rank.counting import CHUNK, FLOOR, ROWS, between, cosines, counted_ranks, densities, in_chunks
 from bachlib.rank.metrics import average_precision_of_ranks
 from bachlib.rank.ranks import plain_ranks, rank_blocks, ranks, sample_users, score_blocks, target_ranks
 from bachlib.serve.density import LeftOut, Query, brute_force
@@ -74,7 +74,7 @@ def test_fast_ranks_are_the_plain_ones_with_ties():
 
 @pytest.mark.parametrize("rule", [*KERNELS, "max over heads"])
 @pytest.mark.parametrize("kappa", [0.0, 0.3, 14.0, 300.0, 30_000.0])
-@pytest.mark.parametrize(("d", "k"), [(16, 4), (8, 1)])
+@pytest.mark.parametrize(("d", "k"), [(16, 4), (8, 1), (5, 3)])
 def test_counted_ranks_are_those_of_serving(rule, kappa, d, k):
     """Against brute force in float64: with ties, cosines of ±1, items left out (also targets), weights far apart."""
     rng, (B, n) = torch.Generator().manual_seed(d), (6, 1500)  # more items than a chunk has
@@ -100,6 +100,17 @@ def test_counted_ranks_are_those_of_serving(rule, kappa, d, k):
         assert where[targets[u]].tolist() == found[u].tolist()
 
 
+def test_cosines_of_a_chunk_are_the_product():
+    """Odd dimensions, rows in the middle, a chunk that is not full."""
+    rng = torch.Generator().manual_seed(0)
+    rows = normalize(torch.randn(3 * ROWS, 7, generator=rng), dim=-1).numpy()
+    items = normalize(torch.randn(CHUNK + 44, 7, generator=rng), dim=-1).numpy()
+    chunks, out = in_chunks(items), np.full((2 * ROWS, CHUNK), np.nan, np.float32)
+    found = np.hstack([(cosines(rows, ROWS - 1, chunk, out), out.copy())[1] for chunk in chunks])
+    wanted = rows[ROWS - 1 : 3 * ROWS - 1].astype(float) @ items.astype(float).T
+    assert np.abs(found[:, : len(items)] - wanted).max() < 11 * 2.0**-24 and not found[:, len(items) :].any()
+
+
 @pytest.mark.parametrize(("power", "soft"), [(True, True), (False, True), (False, False)])
 def test_rough_densities_are_within_their_bound(power, soft):
     """Every float32 cosine step of 1e-4 at κ from 0.1 to 300, against float64."""
@@ -109,7 +120,7 @@ def test_rough_densities_are_within_their_bound(power, soft):
         own = np.log(2) * kappa * (exponent.astype(float))[None] if soft else t.astype(float)
         weight, rough = np.full((1, 1), -20.0), np.empty(t.shape[1], np.float32)
         slope = np.float32([kappa if power else kappa / np.log(2)])
-        densities(t, 0, np.float32([-20.0]), slope, power, soft, rough)
+        densities(t, np.float32([-20.0]), slope, power, soft, rough)
         lowest = np.full((1, 1), (20.0 + FLOOR) * np.log(2))
         low, high = between(own, lowest, weight, np.full((1, 1), kappa), 8, power, soft)
         inside = (rough >= low) & (rough <= high)

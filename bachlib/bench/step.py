@@ -18,8 +18,8 @@ from torch.nn.functional import embedding, normalize
 from bachlib.bench.measure import cpu_seconds, judged, world
 from bachlib.data import Dataset, Windows
 from bachlib.model import mixture, onepass
+from bachlib.model.candidates import Weights, each_once
 from bachlib.model.methods import build
-from bachlib.model.onepass import Weights, each_once
 from bachlib.model.products import times
 from bachlib.model.twotower import TwoTower
 from bachlib.train.loop import keep_freed_memory

@@ -1,6 +1,9 @@
 """A prepared data set: memory-mapped sequences and their chronological split.
 
-Appendix A: a sequence of L items is a training prefix followed by 10 validation items and 10 test items.
+Appendix A: a sequence of L items is a training prefix followed by 10 validation items and 10 test items. With the
+global split every sequence is cut at the same two dates. The training prefix is what comes before the first, and the
+held-out items are the first ten, or fewer, of the validation and of the test period. `begins` holds the places where
+these periods begin in each sequence; all code that needs a split asks for it here.
 """
 
 from __future__ import annotations
@@ -17,12 +20,13 @@ from numpy.typing import ArrayLike
 from scipy import sparse
 
 from bachlib import BachError
-from bachlib.data.windows import windows_per_user
+from bachlib.data.windows import windows_of_prefixes
 from bachlib.files import read_json
 from bachlib.params import N_HIST, N_TEST, N_VALID
 
 FORMAT = 2  # of the prepared folder; a data set of another format has to be prepared again
 FILES = {"sequences": "sequences.npy", "offsets": "offsets.npy", "users": "users.parquet", "items": "items.parquet"}
+BEGINS = "begins.npy"  # of the validation and the test period in each sequence; only a global split has this file
 PAD = -1
 
 Split = Literal["valid", "test"]
@@ -38,6 +42,9 @@ class Dataset:
     def __init__(self, folder: Path, meta: dict[str, Any], sequences: np.ndarray, offsets: np.ndarray):
         self.folder, self.meta, self.sequences, self.offsets = folder, meta, sequences, offsets
         self.n_users, self.lengths = len(offsets) - 1, np.diff(offsets)
+        self.begins = {"valid": self.lengths - N_VALID - N_TEST, "test": self.lengths - N_TEST}
+        if (folder / BEGINS).exists():
+            self.begins = dict(zip(self.begins, np.load(folder / BEGINS), strict=True))
         self.n_items, self.n_windows = meta["counts"]["items"], meta["counts"]["windows"]
 
     @classmethod
@@ -61,11 +68,11 @@ class Dataset:
         if not 0 < n < self.n_users:
             raise BachError(f"share={share}: should be between 0 and 1, with at least one cold and one other user")
         drawn = np.sort(np.random.default_rng([seed, n]).choice(self.n_users, n, replace=False))
-        counts = {"windows": self.n_windows - int(windows_per_user(self.lengths[drawn]).sum())}
+        counts = {"windows": self.n_windows - int(windows_of_prefixes(self.begins["valid"][drawn]).sum())}
         meta = self.meta | {"strict": {"share": share, "seed": seed}, "counts": self.meta["counts"] | counts}
         meta["content_hash"] += f"-cold-{n}-{seed}"
         view = Dataset(self.folder, meta, self.sequences, self.offsets)
-        view.cold, view.context = drawn, self.context
+        view.cold, view.context, view.begins = drawn, self.context, self.begins
         return view
 
     def with_context(self, context: ArrayLike) -> Dataset:
@@ -144,18 +151,19 @@ class Dataset:
         return self.sequences[self.offsets[u] : self.offsets[u + 1]]
 
     def split(self, u: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(training prefix, 10 validation items, 10 test items) of one user."""
-        return tuple(np.split(self.sequence(u), [-N_VALID - N_TEST, -N_TEST]))
+        """(training prefix, 10 validation items, 10 test items) of one user; with the global split all items of each
+        period."""
+        return tuple(np.split(self.sequence(u), [int(begin[u]) for begin in self.begins.values()]))
 
     def history(self, users: Users, split: Split, n_hist: int = N_HIST) -> Int[np.ndarray, "B n_hist"]:
         """The last items before the validation or the test items, padded on the left with −1."""
         users = self.check_users(users)
-        return self.items_before(users, self._end(users, split), n_hist)
+        return self.items_before(users, self.end(users, split), n_hist)
 
     def context_of(self, users: Users, split: Split) -> Float[np.ndarray, "B c"]:
         """The context of the request that is evaluated: that of the first validation or test item."""
         users = self.check_users(users)
-        return self.context_at(users, self._end(users, split))
+        return self.context_at(users, self.end(users, split))
 
     def context_at(self, users: np.ndarray, end: Int[np.ndarray, " B"]) -> Float[np.ndarray, "B c"]:
         """The context of requests for the items at position `end` of each user's sequence."""
@@ -177,23 +185,35 @@ class Dataset:
 
     def earlier(self, users: Users, split: Split, last: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """(row in `users`, item) for every item a user liked before the held-out items, or only for the `last` ones."""
-        end = self._end(self.check_users(users), split)
+        end = self.end(self.check_users(users), split)
         n = end if last is None else np.minimum(end, last)
         rows = np.repeat(np.arange(len(users)), n)
         place = np.arange(len(rows)) - np.repeat(np.cumsum(n) - n, n) + np.repeat(end - n, n)
         return rows, np.asarray(self.sequences[self.offsets[users][rows] + place], np.int64)
 
     def targets(self, users: Users, split: Split) -> Int[np.ndarray, "B 10"]:
-        """The validation or the test items."""
+        """The validation or the test items: the first ten of the period. A period with fewer is padded with −1."""
         users = self.check_users(users)
-        at = self.offsets[users] + self._end(users, split)
-        return self.sequences[at[:, None] + np.arange(N_VALID if split == "valid" else N_TEST)].astype(np.int64)
+        place = self.end(users, split)[:, None] + np.arange(N_VALID if split == "valid" else N_TEST)
+        there = place < (self.begins["test"] if split == "valid" else self.lengths)[users][:, None]
+        flat = np.where(there, self.offsets[users][:, None] + place, 0)
+        return np.where(there, self.sequences[flat], PAD).astype(np.int64)
+
+    def evaluated(self, split: Split) -> Users:
+        """The users with held-out items and at least one item before them: with the paper's split all of them."""
+        begin = self.end(np.arange(self.n_users), split)
+        return np.flatnonzero((begin > 0) & (begin < (self.begins["test"] if split == "valid" else self.lengths)))
+
+    def mean_of_targets(self, rows: Float[np.ndarray, "n f"], users: Users, split: Split) -> Float[np.ndarray, "B f"]:
+        """The mean row, for example of genres, of each user's held-out items."""
+        there = (items := self.targets(users, split)) >= 0
+        return (rows[items] * there[..., None]).sum(1) / np.maximum(there.sum(1, keepdims=True), 1)
 
     def matrix(self, on: Literal["train", "all"] = "train") -> sparse.csr_matrix:
         """The binary matrix (n_users, n_items) of training prefixes or all liked items; cold users have empty rows."""
         if on not in ("train", "all"):
             raise BachError(f"on={on!r}: should be 'train' (training prefixes) or 'all' (the paper's literal text)")
-        kept = self.lengths - (N_VALID + N_TEST if on == "train" else 0)
+        kept = (self.begins["valid"] if on == "train" else self.lengths).copy()
         if self.cold is not None:
             kept[self.cold] = 0
         place = np.arange(len(self.sequences)) - np.repeat(self.offsets[:-1], self.lengths)
@@ -221,12 +241,11 @@ class Dataset:
             raise BachError(f"user {wrong[0]} does not exist: users are 0 … {self.n_users - 1}")
         return users
 
-    def _end(self, users: np.ndarray, split: Split) -> np.ndarray:
-        """The position of the first validation or test item in each user's sequence."""
-        held_out = {"valid": N_VALID + N_TEST, "test": N_TEST}
-        if split not in held_out:
+    def end(self, users: Users, split: Split) -> Int[np.ndarray, " B"]:
+        """The number of items before the validation or the test items: the place of the first of them."""
+        if split not in self.begins:
             raise BachError(f"split={split!r}: should be 'valid' or 'test'")
-        return self.lengths[users] - held_out[split]
+        return self.begins[split][users]
 
     def __repr__(self) -> str:
         cold = "" if self.cold is None else f" ({len(self.cold):,} cold)"
@@ -234,7 +253,9 @@ class Dataset:
         context = (
             ", a context of {width} numbers per {per}".format(**self.meta["context"]) if "context" in self.meta else ""
         )
-        return f"Dataset({self.folder.name}: {counts}{context})"
+        split = self.meta.get("split", {})
+        test = f", {split['users']['test']:,} with test items from {split['from']['test']} on" if split else ""
+        return f"Dataset({self.folder.name}: {counts}{test}{context})"
 
 
 class ItemGenres(NamedTuple):

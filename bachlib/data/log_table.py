@@ -6,11 +6,13 @@ never disappears silently: `BadRows` counts it and keeps file, line and reason.
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
 
 from bachlib import BachError
 from bachlib.params import PrepareParams
@@ -19,6 +21,8 @@ SHOWN = 5  # bad rows that a message quotes; the others are only counted
 
 DATES = ["%m/%d/%Y", "%d/%m/%Y", "%d.%m.%Y", "%Y/%m/%d", "%m/%d/%y", "%d/%m/%y", "%d.%m.%y", "%y-%m-%d", "%d-%m-%y"]
 DATE_FORMATS = [date + clock for date in DATES for clock in ("", " %H:%M", " %H:%M:%S")]
+
+UNSEEN = r"[\p{Z}\p{C}]+"  # of an id: spaces of all kinds, control and formatting characters
 
 # a time given as a number of any unit, with up to six decimals: the times of all files compare exactly
 NUMBER = "DECIMAL(38, 6)"
@@ -57,6 +61,11 @@ def quote(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
+def quote_name(column: str) -> str:
+    """The name of a column in SQL."""
+    return '"' + column.replace('"', '""') + '"'
+
+
 def quote_path(path: Path) -> str:
     """A file name as an SQL literal, with `*`, `?` and `[` escaped: DuckDB would read them as a pattern."""
     return quote(re.sub(r"[*?\[]", r"[\g<0>]", str(path)))
@@ -67,10 +76,29 @@ class LogTable:
 
     def __init__(self, con: duckdb.DuckDBPyConnection, params: PrepareParams):
         self.con, self.params, self.bad = con, params, BadRows()
+        self.notes: list[str] = []  # what `prepare` should mention
+        self.date_format: str | None = None  # what all rows decided, if the first rows of a file did not
 
     def one(self, query: str, values: list[Any] | None = None) -> tuple[Any, ...]:
         """The first row of a query's result."""
         return self.con.execute(query, values).fetchall()[0]
+
+    def note(self, count: int, what: str) -> None:
+        """Remember to mention this number of rows or ids, if there are any."""
+        self.notes += [f"{count:,} {what}"] * (count > 0)
+
+    def note_alike(self, table: str, role: str) -> None:
+        """Mention ids that look the same: `table` has every id once."""
+        if self.columns()[role] != "VARCHAR":
+            return
+        n, a, b = self.one(f"""
+            SELECT sum(n), arg_min(a, a), arg_min(b, a) FROM (
+                SELECT count(*) AS n, min({role}) AS a, max({role}) AS b FROM {table}
+                GROUP BY regexp_replace(nfc_normalize({role}), '{UNSEEN}', '', 'g') HAVING n > 1
+            )
+        """)
+        unlike = f"{role}s have ids that differ only in white space, invisible characters or Unicode form, e.g."
+        self.note(n or 0, f"{unlike} {a!a} and {b!a}; they count as different")
 
     def columns(self) -> dict[str, str]:
         """Column → SQL type of `log`; empty before the first file."""
@@ -103,8 +131,12 @@ class LogTable:
                 raise BachError(f"columns= names {column!r} for both {role} and {others[0]}; each needs its own column")
         return named
 
-    def time_type(self, sample: list[str], label: str, column: str) -> tuple[str, str | None]:
-        """(SQL type, date format) that reads most of the sample: numbers, ISO dates or a common date format."""
+    def time_type(self, sample: list[str], label: str, column: str, texts: Iterable[str]) -> tuple[str, str | None]:
+        """(SQL type, date format) that reads most of the sample: numbers, ISO dates or a common date format.
+
+        If several date formats do (is 12/1/2010 in January?), all rows decide: `texts` has a query of the times of each
+        file, in a column t. It is only used then.
+        """
         if self.params.time_format:
             return "TIMESTAMP", self.params.time_format
         sample = [text for text in sample if text.strip()]
@@ -125,11 +157,18 @@ class LogTable:
             advice = "name another column, or pass its format, e.g. time_format='%d/%m/%Y %H:%M'"
             found = f"column {column!r} should hold the time as a number or a date and holds {wrong!r}"
             raise BachError(f"{label}: {found}; {advice}")
-        winners = [kind for kind, n in zip(tests, fits, strict=True) if n == max(fits)]
-        if len(winners) > 1 and winners[0][1]:
-            both = f"fit both {winners[0][1]} and {winners[1][1]}; choose one with time_format="
-            raise BachError(f"{label}: column {column!r} holds dates like {sample[0]!r}, which {both}")
-        return winners[0]
+        kind, written = max(zip(fits, tests, strict=True), key=lambda pair: pair[0])[1]
+        likely = [form for (_, form), n in zip(tests, fits, strict=True) if form and n * 2 > len(sample)]
+        if written is None or len(likely) == 1 or self.date_format in likely:
+            return kind, self.date_format if written and self.date_format in likely else written
+        counts = ", ".join(f"count(*) FILTER ({tests['TIMESTAMP', form]})" for form in likely)
+        total = np.sum([self.one(f"SELECT {counts} FROM ({query})") for query in texts], axis=0)
+        if (total == total.max()).sum() > 1:
+            both = " and ".join(form for form, n in zip(likely, total, strict=True) if n == total.max())
+            found = f"all {total.max():,} dates of column {column!r}, like {sample[0]!r}, fit {both}"
+            raise BachError(f"{label}: {found}; say which it is, e.g. time_format={written!r} (--time-format)")
+        self.date_format = likely[total.argmax()]
+        return kind, self.date_format
 
 
 def integer_time(expression: str, kind: str) -> str:

@@ -8,6 +8,12 @@ that no kept user likes is ranked and drawn as a negative like any other. `catal
 
 The steps are SQL on DuckDB, which moves to the disk what does not fit into memory. The chronological split is index
 arithmetic on the result: see `dataset`. The parameters `ties` and `on_bad_rows` decide what the paper leaves open.
+
+A *basket* is the events of one user with one time: what they bought together. `ties="basket"` lets no basket lie in two
+of history, validation and test. See `_whole_baskets`.
+
+`split="global-time"` trains on what was liked before one date and evaluates on what comes later. Users and items are
+the same as with the paper's split, so both splits can be compared: they are chosen on the whole log, later likes too.
 """
 
 import errno
@@ -29,16 +35,17 @@ from bachlib.data.log_table import LogTable, connect
 from bachlib.data.raw import RawFile, beside, find_raw, fingerprint
 from bachlib.data.readers import read_log
 from bachlib.data.sources import Source, find_source
-from bachlib.data.store import content_hash, write_items, write_sequences, write_users
+from bachlib.data.store import content_hash, write_begins, write_items, write_sequences, write_users
 from bachlib.data.windows import windows_per_user
 from bachlib.files import differences, only_one, output_dir, read_json, short_hash, whole_folder, write_json
-from bachlib.params import MIN_ITEMS, PrepareParams, WorldParams, noted, validated
+from bachlib.params import MIN_ITEMS, N_TEST, N_VALID, PrepareParams, WorldParams, noted, validated
 
 Say = Callable[[str], None]
 
 # (time, row of the log, below 2⁴⁰) as one number: a plain min() finds the first interaction, and ties keep log order
 FIRST = "min(time::HUGEINT * 1099511627776 + log.rowid)"
-ORDER = {"log": "first", "item": "first >> 40, items.id"}
+SHUFFLED = "first >> 40, md5(concat_ws(' ', {seed}, user, item))"  # the same order with any number of threads
+ORDER = {"log": "first", "item": "first >> 40, items.id", "shuffle": SHUFFLED, "basket": SHUFFLED}
 
 
 def prepare(
@@ -60,6 +67,8 @@ def prepare(
     """
     kind = find_source(source)
     chosen = validated(PrepareParams, params, "prepare")
+    if chosen.items != "product" and source != "complete-journey":
+        raise BachError(f"items={chosen.items!r}: only the source complete-journey has product types, not {source}")
     say: Say = (lambda text: None) if quiet else print
     if path is None:
         if source != "planted":
@@ -141,6 +150,9 @@ def _pipeline(
             CREATE TABLE {table} AS
             SELECT {column}, count(*) AS n, count(*) FILTER ({liked}) AS liked FROM log GROUP BY {column}
         """)
+        log.note_alike(table, column)
+    for note in log.notes:
+        say(note)
     step("raw log", *one("SELECT sum(n), count(*), (SELECT count(*) FROM by_item) FROM by_user"))
     some = "count(*) FILTER (liked > 0)"
     rows, users, items = one(f"SELECT sum(liked), {some}, (SELECT {some} FROM by_item) FROM by_user")
@@ -164,6 +176,10 @@ def _pipeline(
     con.execute(f"CREATE TABLE lengths AS {lengths}")
     name = f"{params.max_items:,} most frequent items"
     step(name, *one("SELECT sum(n), count(*) FROM lengths"), min(items, params.max_items))
+    if params.ties == "basket" and params.split == "per-user":  # dates cut no basket
+        _whole_baskets(con, SHUFFLED.format(seed=params.seed))
+        con.execute(f"CREATE OR REPLACE TABLE lengths AS {lengths}")
+        step("baskets never cut", *one("SELECT sum(n), count(*) FROM lengths"), min(items, params.max_items))
 
     # 4. users with enough items
     qualified = con.sql(f"SELECT user, n FROM lengths WHERE n >= {params.min_items} ORDER BY user").to_arrow_table()
@@ -183,13 +199,48 @@ def _pipeline(
     step(f"at most {params.max_users:,} users", *one(kept))
 
     # 6. contiguous ids (`_keep` gave them) and sequences in the order of time
-    n_events = write_sequences(con, folder, ORDER[params.ties])
+    n_events, n_tied = write_sequences(con, folder, ORDER[params.ties].format(seed=params.seed))
     lengths = write_users(con, folder)
     write_items(con, folder, titles, source.items, columns)
-    n_windows = int(windows_per_user(lengths).sum())
+    n_windows, split = int(windows_per_user(lengths).sum()), {}
+    if params.split == "global-time":
+        n_windows, told = write_begins(con, folder, params, lengths)
+        split = {"split": told}
+        for period, n in told["users"].items():
+            left = f"{len(lengths) - n:,} users have no items in it or none before it and are not evaluated there"
+            say(f"{period} from {told['from'][period]}: {n:,} users; {left}")
     counts = {"users": len(lengths), "items": steps[-1]["items"], "events": n_events, "windows": n_windows}
     say(", ".join(f"{counts[name]:,} {name}" for name in counts))
-    return {"steps": steps, "counts": counts, "bad_rows": {"count": bad.count, "first": bad.first}}
+    tied = {"events": n_tied, "share": round(n_tied / n_events, 4)}
+    say(f"{tied['share']:.1%} of the events tie: their user has another one at the same time (ties: {params.ties})")
+    told = {"notes": log.notes, "bad_rows": {"count": bad.count, "first": bad.first}}
+    return {"steps": steps, "counts": counts, "tied": tied, **told, **split}
+
+
+def _whole_baskets(con: duckdb.DuckDBPyConnection, order: str) -> None:
+    """Drop the events of `firsts` that a cut at the last 10 and the last 20 would separate from their basket.
+
+    The test items are the latest baskets that hold at least 10 items; if they hold more, only so many of the earliest
+    of them stay that there are 10, drawn with the seed, and the rest of that basket is dropped. The validation items
+    are made of the baskets before in the same way. All other baskets stay whole, before the held-out ones.
+
+    This is about the split. A training window may still end inside a basket: all its items are from the prefix.
+    """
+    con.execute(f"""
+        CREATE OR REPLACE TABLE firsts AS
+        WITH counted AS (
+            SELECT user, item, first, row_number() OVER (PARTITION BY user, first >> 40 ORDER BY {order}) AS place,
+                   count(*) OVER (PARTITION BY user ORDER BY first >> 40 DESC) AS from_here,
+                   from_here - count(*) OVER (PARTITION BY user, first >> 40) AS later
+            FROM firsts SEMI JOIN catalogue USING (item)
+        ), tested AS (
+            SELECT *, min(from_here) FILTER (from_here >= {N_TEST}) OVER (PARTITION BY user) AS test FROM counted
+        )
+        SELECT user, item, first FROM tested WHERE (
+            later < {N_TEST} AND place > {N_TEST} - later
+            OR later >= test AND later < test + {N_VALID} AND place > {N_VALID} - (later - test)
+        ) IS NOT TRUE  -- test is NULL for users with fewer than 10 items
+    """)
 
 
 def _keep(con: duckdb.DuckDBPyConnection, users: pa.Table, catalogue: str) -> None:
@@ -211,7 +262,7 @@ def _is_prepared(out: Path, identity: dict[str, Any], say: Say) -> bool:
     if not (out / "meta.json").is_file():
         raise BachError(f"{out} exists and is not a prepared data set; choose another out=")
     meta = read_json(out / "meta.json")
-    there = {"source": meta.get("source"), **meta.get("params", {})}
+    there = {"source": meta.get("source"), "split": "per-user", **meta.get("params", {})}
     here = {"source": identity["source"], **identity["params"]}
     if meta and (other := differences({**here, **there}, here, "there", "here")):  # an older format has fewer options
         told = f"{out} holds a data set that was prepared with other options: {'; '.join(other)}"

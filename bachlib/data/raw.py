@@ -7,6 +7,7 @@ checksum must be an error, not a shorter log.
 import codecs
 import fnmatch
 import gzip
+import lzma
 import re
 import shutil
 import zipfile
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from bachlib import BachError
-from bachlib.files import file_hash
+from bachlib.files import file_hash, short_hash
 
 CHUNK = 1 << 22
 
@@ -44,8 +45,12 @@ class RawFile:
             else:
                 with gzip.open(self.path) if is_gzip(self.path) else self.path.open("rb") as stream:
                     yield stream
-        except (EOFError, zlib.error, zipfile.BadZipFile, gzip.BadGzipFile) as error:
+        except (EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, OSError) as error:
+            if isinstance(error, OSError) and error.errno:  # of the disk, not of the content
+                raise
             raise BachError(f"{self.label} is damaged or was cut off ({error}); download it again") from None
+        except RuntimeError as error:  # encrypted, or a way of compression that Python does not know
+            raise BachError(f"{self.label} cannot be unpacked ({error}); unpack it and give the folder") from None
 
 
 def is_gzip(path: Path) -> bool:
@@ -61,14 +66,17 @@ def find_raw(path: str | Path, pattern: str, required: bool = True) -> list[RawF
     if path.is_dir():
         found = [RawFile(p) for p in path.rglob("*") if p.is_file() and _called(p.name, pattern)]
         if not found:  # a folder that holds the authors' zip
-            for archive in sorted(path.glob("*.zip")):
+            for archive in sorted([*path.glob("*.zip"), *path.glob("*.whl")]):
                 found += find_raw(archive, pattern, required=False)
         listing = sorted(p.name for p in path.iterdir())
     elif zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            listing = archive.namelist()
+        try:
+            with zipfile.ZipFile(path) as archive:
+                listing = archive.namelist()
+        except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
+            raise BachError(f"{path} is a damaged zip, or one that Python cannot read ({error})") from None
         found = [RawFile(path, n) for n in listing if _called(n.rsplit("/", 1)[-1], pattern) and "__MACOSX" not in n]
-    elif path.suffix == ".zip":
+    elif path.suffix in (".zip", ".whl"):
         raise BachError(f"{path} is a damaged or incomplete zip; download it again")
     else:
         return [RawFile(path)]
@@ -98,14 +106,17 @@ def beside(raw: RawFile, pattern: str) -> RawFile | None:
 def as_plain(raw: RawFile, work: Path, encoding: str = "utf-8") -> Path:
     """A plain UTF-8 file with the content of `raw`: the file itself if it is one, else a copy in the folder `work`."""
     try:
+        "".encode(encoding)  # hex and rot13 are codecs, but not of text
         decoder = codecs.getincrementaldecoder(encoding)()
-    except LookupError:
-        raise BachError(f"encoding={encoding!r} is unknown to Python; examples are 'latin-1' and 'cp1252'") from None
+    except (LookupError, ValueError):
+        raise BachError(
+            f"encoding={encoding!r} is unknown to Python as a text encoding; examples are 'latin-1' and 'cp1252'"
+        ) from None
     utf8 = codecs.lookup(encoding).name == "utf-8"
     if utf8 and not raw.member and not is_gzip(raw.path):
         return raw.path
     work.mkdir(parents=True, exist_ok=True)
-    copy = work / (raw.label.replace("/", "_").replace(":", "_") + ".plain")
+    copy = work / f"{short_hash([str(raw.path), raw.member])}.plain"  # a member's own name may be too long
     with raw.open() as source, copy.open("wb") as target:
         if utf8:
             shutil.copyfileobj(source, target, CHUNK)

@@ -1,7 +1,7 @@
 """Readers of raw logs: they append a file of any supported format to the DuckDB table `log`.
 
-Here are delimited text (the authors' formats, checked against their first line, and any CSV) and Parquet; `netflix` has
-a module of its own, because its log is not a table.
+Here is delimited text: the authors' formats, checked against their first line, and any CSV. Netflix's log and Parquet
+files have modules of their own.
 """
 
 import csv
@@ -11,33 +11,48 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import duckdb
-
 from bachlib import BachError
-from bachlib.data.log_table import SHOWN, LogTable, integer_time, quote, quote_path, shortened
+from bachlib.data.log_table import SHOWN, LogTable, integer_time, quote, quote_name, quote_path, shortened
 from bachlib.data.netflix import read_netflix
+from bachlib.data.parquet import journey, parquet, read_parquet
 from bachlib.data.raw import RawFile, as_plain
 from bachlib.data.sources import Source
 from bachlib.params import PrepareParams
 
 REJECTS_LIMIT = 100_000  # bad rows DuckDB remembers per file if they stop the run
+SWALLOWS = ("UNQUOTED VALUE", "LINE SIZE OVER MAXIMUM")  # a bad row that goes on to the next quote, many rows later
+BLOCK = 1 << 24
 
 
 def read_log(log: LogTable, source: Source, raws: list[RawFile], work: Path) -> None:
     """Read the raw files into the table `log`; unpacked files go to the folder `work`."""
     for raw in raws:
-        if source.name == "parquet":
-            read_parquet(log, as_plain(raw, work), raw.label)
+        times = _times(log, source, raws, work)
+        if source.name in ("parquet", "complete-journey"):
+            whole = as_plain(raw, work) if source.name == "parquet" else journey(log, raw, work)
+            read_parquet(log, whole, raw.label, times)
             continue
         plain = as_plain(raw, work, log.params.encoding)
         if source.name == "netflix":
             read_netflix(log, plain, raw.label)
         else:
-            read_text(log, source, plain, raw.label)
+            read_text(log, source, plain, raw.label, times)
         if plain != raw.path:
             plain.unlink()
     if log.one("SELECT count(*) FROM log") == (0,) and not log.bad.count:
         raise BachError(f"{', '.join(raw.label for raw in raws)}: the log is empty, it has no interaction")
+
+
+def _times(log: LogTable, source: Source, raws: list[RawFile], work: Path) -> Iterator[str]:
+    """For each file, a query of its times as text: see `LogTable.time_type`."""
+    for raw in raws:
+        if source.name == "parquet":
+            relation, kinds = parquet(log, as_plain(raw, work), raw.label)
+            column = log.named_columns(list(kinds), raw.label)["time"]
+            yield f"SELECT {quote_name(column)}::VARCHAR AS t FROM {relation}"
+        else:
+            plain = as_plain(raw, work, log.params.encoding)
+            yield f"SELECT time AS t FROM {_relation(plain, _own_columns(log, plain, raw.label)[0], log.params)}"
 
 
 @dataclass
@@ -69,9 +84,10 @@ def _numbered(reader: Any) -> Iterator[tuple[int, list[str]]]:
         first = reader.line_num + 1
 
 
-def read_text(log: LogTable, source: Source, path: Path, label: str) -> None:
+def read_text(log: LogTable, source: Source, path: Path, label: str, times: Iterator[str]) -> None:
     """Append one delimited file to the table `log`. Unreadable rows go to `log.bad` with their line numbers."""
-    layout = _known_layout(source, path, label) if source.columns else _own_layout(log, path, label)
+    _no_endless_line(path, label)
+    layout = _known_layout(source, path, label) if source.columns else _own_layout(log, path, label, times)
     used = [name for name in layout.fields if not name.startswith("_")]
     where = _not_cut_off(log, path, layout, label) if source.columns else "true"
     if "behavior" in used:  # any behaviour counts as liked, but it has to be one of the four
@@ -91,15 +107,26 @@ def _collect_rejects(log: LogTable, path: Path, label: str) -> None:
     if not count:
         return
     first = log.con.execute(f"""
-        SELECT line_byte_position, arg_min(column_name, column_idx), arg_min(error_type, column_idx),
-               arg_min(error_message, column_idx), any_value(csv_line)
-        FROM reject_errors GROUP BY line_byte_position
-        ORDER BY bool_or(error_type = 'UNQUOTED VALUE') DESC, line_byte_position LIMIT {SHOWN}
+        SELECT line_byte_position, column_name, error_type, error_message, csv_line,
+               error_type IN {SWALLOWS} AS swallows
+        FROM reject_errors
+        QUALIFY row_number() OVER (PARTITION BY line_byte_position ORDER BY swallows DESC, column_idx) = 1
+        ORDER BY swallows DESC, line_byte_position LIMIT {SHOWN}
     """).fetchall()
-    messages = [_explain(f"{label}, line {_line_at(path, position)}", *row) for position, *row in first]
-    if first[0][2] == "UNQUOTED VALUE":  # this row swallows everything up to the next quote
-        raise BachError(f"{shortened(messages[0])}\nThe rows after an unclosed quote cannot be read: correct that line")
+    messages = [_explain(f"{label}, line {_line_at(path, position)}", *row[:4]) for position, *row in first]
+    if first[0][-1]:
+        raise BachError(f"{shortened(messages[0])}\nAn unclosed quote takes the rows after it along: correct that line")
     log.bad.add(count, messages)
+
+
+def _no_endless_line(path: Path, label: str) -> None:
+    """DuckDB leaves out a line of more than 32 MB without a word. It has a whole block without a line end."""
+    with path.open("rb") as stream:
+        for start in range(0, path.stat().st_size - BLOCK, BLOCK):
+            stream.seek(start)
+            if not any(b"\n" in stream.read(1 << 16) for _ in range(BLOCK >> 16)):
+                where = f"{label}, line {_line_at(path, start + 1)}"
+                raise BachError(f"{where} is longer than {BLOCK:,} bytes; a row should have a user, an item and a time")
 
 
 def _line_at(path: Path, position: int) -> int:
@@ -146,23 +173,30 @@ def _known_layout(source: Source, path: Path, label: str) -> Layout:
     return Layout(source.columns, source.delimiter, header=source.header is not None)
 
 
-def _own_layout(log: LogTable, path: Path, label: str) -> Layout:
-    """The format of the user's CSV: the delimiter is the one that finds the named columns in the first line."""
+def _own_layout(log: LogTable, path: Path, label: str, times: Iterator[str]) -> Layout:
+    """The format of the user's CSV, with the types of its time and rating."""
+    layout, named = _own_columns(log, path, label)
+    names = list(layout.fields)
+    at = names.index("time")
+    sample = [row[at] for _, row in itertools.islice(layout.rows(path), 10_000) if len(row) == len(names)]
+    layout.fields["time"], layout.time_format = log.time_type(sample, label, named["time"], times)
+    if "rating" in layout.fields:
+        layout.fields["rating"] = "DOUBLE"
+    return layout
+
+
+def _own_columns(log: LogTable, path: Path, label: str) -> tuple[Layout, dict[str, str]]:
+    """The columns of the user's CSV: the delimiter is the one that finds the named columns in the first line."""
     first = _first_line(path, label)
     wanted = set((log.params.columns or {}).values()) | {"user", "item", "time"}
     readings = {delimiter: next(csv.reader([first], delimiter=delimiter)) for delimiter in ",;\t|"}
     delimiter = max(readings, key=lambda d: (len(wanted & set(readings[d])), len(readings[d])))
-    named = log.named_columns(readings[delimiter], label)
+    named = log.named_columns(found := readings[delimiter], label)
+    if twice := [column for column in named.values() if found.count(column) > 1]:
+        raise BachError(f"{label} has {found.count(twice[0])} columns named {twice[0]!r}; rename all but the right one")
     role = {column: name for name, column in named.items()}
-    # of a repeated column the first counts
-    names = [role.pop(column, f"_{n}") for n, column in enumerate(readings[delimiter])]
-    layout = Layout(dict.fromkeys(names, "VARCHAR"), delimiter, header=True, quote='"')
-    at = names.index("time")
-    sample = [row[at] for _, row in itertools.islice(layout.rows(path), 10_000) if len(row) == len(names)]
-    layout.fields["time"], layout.time_format = log.time_type(sample, label, named["time"])
-    if "rating" in layout.fields:
-        layout.fields["rating"] = "DOUBLE"
-    return layout
+    names = [role.get(column, f"_{n}") for n, column in enumerate(found)]
+    return Layout(dict.fromkeys(names, "VARCHAR"), delimiter, header=True, quote='"'), named
 
 
 def _first_line(path: Path, label: str) -> str:
@@ -237,48 +271,3 @@ def _explain(where: str, column: str | None, kind: str, message: str, text: str)
 
 def _not_utf8(where: str) -> str:
     return f"{where}: the file is not UTF-8; pass its encoding, e.g. encoding='latin-1'"
-
-
-def read_parquet(log: LogTable, path: Path, label: str) -> None:
-    """Append one Parquet file to the table `log`. Rows with a missing or unreadable value go to `log.bad`."""
-    relation = f"read_parquet({quote_path(path)}, file_row_number = true, hive_partitioning = false)"
-    try:
-        described = log.con.execute(f"DESCRIBE SELECT * EXCLUDE (file_row_number) FROM {relation}").fetchall()
-    except duckdb.Error as error:
-        raise BachError(f"{label} is not a readable Parquet file: {str(error).splitlines()[0]}") from None
-    kinds = {name: kind for name, kind, *_ in described}
-    named = log.named_columns(list(kinds), label)
-    sql = {role: '"' + column.replace('"', '""') + '"' for role, column in named.items()}
-
-    chosen = {role: _id(sql[role], kinds[named[role]]) for role in ("user", "item")}
-    chosen |= {role: f"{sql[role]}::VARCHAR" for role in ("title", "genre") if role in named}
-    if "rating" in named:
-        chosen["rating"] = f"TRY_CAST({sql['rating']} AS DOUBLE)"
-    time, kind = sql["time"], kinds[named["time"]]
-    if kind == "VARCHAR":
-        texts = log.con.execute(f"SELECT {time} FROM {relation} WHERE {time} IS NOT NULL LIMIT 10000").fetchall()
-        kind, written = log.time_type([t for (t,) in texts], label, named["time"])
-        time = f"try_strptime({time}, {quote(written)})" if written else f"TRY_CAST({time} AS {kind})"
-    chosen["time"] = integer_time(time, kind)
-    columns = ", ".join(f"{expression} AS {role}" for role, expression in chosen.items())
-    select = f"SELECT {columns}, file_row_number AS row FROM {relation}"
-
-    needed = ["user", "item", "time"] + ["rating"] * ("rating" in named)
-    wrong = " OR ".join([f"{name} IS NULL" for name in needed] + ["NOT isfinite(rating)"] * ("rating" in named))
-    count, rows = log.one(f"""
-        SELECT count(*), list({{{", ".join(f"'{name}': {name}" for name in ["row", *needed])}}} ORDER BY row)[:{SHOWN}]
-        FROM ({select}) WHERE {wrong}
-    """)
-    for row in rows or []:
-        missing = ", ".join(name for name in needed if row[name] is None) or "rating"
-        log.bad.add(0, [f"{label}, row {row['row'] + 1}: {missing} is missing or cannot be read"])
-    log.bad.add(count, [])
-    log.append(f"SELECT * EXCLUDE (row) FROM ({select}) WHERE NOT ({wrong})", list(chosen), label)
-
-
-def _id(column: str, kind: str) -> str:
-    """An id as text, as in a CSV, so that files with different types fit together."""
-    if kind in ("DOUBLE", "FLOAT"):  # pandas turns whole numbers with a missing value into floats
-        text = f"coalesce(TRY_CAST({column} AS BIGINT)::VARCHAR, {column}::VARCHAR)"
-        return f"CASE WHEN isfinite({column}) THEN {text} END"
-    return f"NULLIF({column}::VARCHAR, '')"

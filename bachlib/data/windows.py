@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from bachlib import BachError
 from bachlib.files import differences
@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 
 def windows_per_user(lengths: Int[np.ndarray, " n"], n_hist: int = N_HIST) -> Int[np.ndarray, " n"]:
     """L − 79 for the paper's 50 + 10; 1 for a sequence that is too short for a full window."""
-    prefix = np.asarray(lengths) - N_VALID - N_TEST
+    return windows_of_prefixes(np.asarray(lengths) - N_VALID - N_TEST, n_hist)
+
+
+def windows_of_prefixes(prefix: Int[np.ndarray, " n"], n_hist: int = N_HIST) -> Int[np.ndarray, " n"]:
+    """The windows of training prefixes of these lengths; none for a prefix of ten items or fewer."""
     return np.where(prefix > N_NEXT, np.maximum(prefix - n_hist - N_NEXT + 1, 1), 0)
 
 
@@ -66,7 +70,7 @@ class Windows:
             raise BachError(f"batch_size and n_hist should be at least 1; got {batch_size} and {n_hist}")
         self.dataset, self.batch_size, self.seed, self.n_hist = dataset, batch_size, seed, n_hist
         self.following = following
-        self.counts = windows_per_user(dataset.lengths, n_hist)
+        self.counts = windows_of_prefixes(dataset.begins["valid"], n_hist)
         if dataset.cold is not None:
             self.counts[dataset.cold] = 0
         self.ends = np.cumsum(self.counts)
@@ -94,8 +98,20 @@ class Windows:
         """(user, the position where the history ends and the next items begin) of the windows with these numbers."""
         user = np.searchsorted(self.ends, index, side="right")
         first = index - self.ends[user] + self.counts[user]  # number of the window among the windows of its user
-        prefix = self.dataset.lengths[user] - N_VALID - N_TEST
+        prefix = self.dataset.begins["valid"][user]
         return user, first + np.minimum(self.n_hist, prefix - N_NEXT)
+
+    def target_shares(self) -> Float[np.ndarray, " n_items"]:
+        """p(j): how often the target of a window is item j, over all windows and what each of them may draw."""
+        some = np.flatnonzero(self.counts)
+        user, end = self._requests(self.ends[some] - self.counts[some])
+        first = self.dataset.offsets[user] + end  # of the next ten of a user's first window
+        starts = np.zeros(len(self.dataset.sequences) + 1, np.int32)
+        starts[first] = 1
+        starts[first + self.counts[some]] = -1
+        windows = starts.cumsum(dtype=np.int32).cumsum()  # up to each position, how many windows' next ten have begun
+        windows[N_NEXT:] -= windows[:-N_NEXT].copy()  # and not ended
+        return np.bincount(self.dataset.sequences, windows[:-1], self.dataset.n_items) / windows.sum()
 
     def __iter__(self) -> Iterator[Batch | ContextBatch | TargetsBatch]:
         """The rest of the current epoch. The position moves with every batch, after the last one to the next epoch."""

@@ -5,12 +5,15 @@ posterior_gap          how far the recognition posterior γ is from γ^con, the 
 calibration_controls   whether π_u predicts what a user likes next, beside two controls
 genre_coverage         whether the heads of a user stand for the genres of the user's later items
 diversity_and_recall   how diverse slates are at equal recall
+shuffle_test           how much the order of a history, and its being recent, are worth
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,10 +22,13 @@ from jaxtyping import Float, Int
 
 from bachlib import BachError
 from bachlib.data import Dataset, Windows
+from bachlib.data.dataset import Split
 from bachlib.evaluate.diagnostics import HeldOut, encode_users, interest_of_heads, pi_calibration, recovery
+from bachlib.evaluate.evaluation import evaluate
+from bachlib.evaluate.statistics import paired_bootstrap
 from bachlib.model import mixture
 from bachlib.model.twotower import TwoTower
-from bachlib.params import TrainParams
+from bachlib.params import N_HIST, TrainParams
 from bachlib.rank import metrics
 from bachlib.rank.ranks import Users
 
@@ -62,11 +68,12 @@ def posterior_gap(held: Mapping[str, HeldOut]) -> pd.DataFrame:
     rows = {}
     for name, of in held.items():
         contrastive = mixture.contrastive_posterior(of.log_pi[:, None].expand_as(of.log_p), of.log_p).exp()
+        same = (of.gamma.argmax(-1) == contrastive.argmax(-1))[of.gamma.isfinite().all(-1)]
         rows[name] = {
             "k": of.log_pi.shape[1],
-            "KL gap": of.gap.mean().item(),
-            "total variation": 0.5 * (of.gamma - contrastive).abs().sum(-1).mean().item(),
-            "same head": (of.gamma.argmax(-1) == contrastive.argmax(-1)).float().mean().item(),
+            "KL gap": of.gap.nanmean().item(),
+            "total variation": 0.5 * (of.gamma - contrastive).abs().sum(-1).nanmean().item(),
+            "same head": same.float().mean().item(),
         }
     return pd.DataFrame(rows).T.astype({"k": int})
 
@@ -81,22 +88,24 @@ def calibration_controls(held: Mapping[str, HeldOut], seed: int = 0) -> pd.DataF
         rows[name] = {
             "error": pi_calibration(of).ece,
             "error with another user's π": pi_calibration(of._replace(log_pi=of.log_pi[other])).ece,
-            "nats that π_u is worth": (of.log_likelihood - same.log_likelihood).mean().item(),
+            "nats that π_u is worth": (of.log_likelihood - same.log_likelihood).nanmean().item(),
         }
     return pd.DataFrame(rows).T
 
 
-def genre_coverage(models: Models, dataset: Dataset, users: Users, seed: int = 0) -> pd.DataFrame:
+def genre_coverage(
+    models: Models, dataset: Dataset, users: Users, seed: int = 0, member: Float[np.ndarray, "n g"] | None = None
+) -> pd.DataFrame:
     """How much of the genres of a user's test items the heads stand for, and with another user's heads and π.
 
     covered: Σ_j s_j max_r p_r(j); overlap: Σ_j min(s_j, Σ_r π_r p_r(j)). s_j is the share of genre j in the user's test
-    items, p_r(j) its share in the softmax of head r over the catalogue.
+    items, p_r(j) its share in the softmax of head r over the catalogue. `member`: other labels than the genres.
     """
-    member = dataset.genres.member
+    member = dataset.genres.member if member is None else member
     if not member.shape[1]:
         raise BachError("genre_coverage needs items with genres; this data set has none")
     member = member / np.maximum(member.sum(1, keepdims=True), 1)  # an item with two genres counts half for each
-    share = member[dataset.targets(users, "test")].mean(1)
+    share = dataset.mean_of_targets(member, users, "test")
     known = share.sum(1) > 0
     share = share[known] / share[known].sum(1, keepdims=True)
     rows, other = {}, np.random.default_rng(seed).permutation(len(share))
@@ -144,3 +153,38 @@ def _diversity_at(recall: float, curve: pd.DataFrame) -> float:
     at = passes[passes].index[-1]
     part = (high["recall"][at] - recall) / (high["recall"][at] - low["recall"][at])
     return float(high["diversity"][at] + part * (low["diversity"][at] - high["diversity"][at]))
+
+
+def shuffled(dataset: Dataset, seed: int = 0, *, past: bool = False) -> Dataset:
+    """The same data for an evaluation, with histories in random order: the last items that an encoder reads, or with
+    `past` as many random items of all that the user liked before. Targets and excluded items stay."""
+    view, rng = copy(dataset), np.random.default_rng(seed)
+
+    def history(users: Users, split: Split, n_hist: int = N_HIST) -> Int[np.ndarray, "B n_hist"]:
+        items = dataset.history(users, split, int(dataset.end(users, split).max()) if past else n_hist)
+        items = np.pad(items, ((0, 0), (max(0, n_hist - items.shape[1]), 0)), constant_values=-1)
+        order = np.argsort(np.where(items >= 0, rng.random(items.shape), -1), axis=1)  # padding stays on the left
+        return np.take_along_axis(items, order, 1)[:, -n_hist:]
+
+    view.history = history
+    return view
+
+
+def shuffle_test(
+    models: Mapping[str, Any], dataset: Dataset, metric: str = "AUPRC", max_users: int = 10_000, seed: int = 0
+) -> pd.DataFrame:
+    """The same evaluation with histories as they are and shuffled: a row per model (or run) and kind of history, with
+    the gain over the history as it is and its interval over users. Order does not matter to an encoder without
+    positions, and in a log that is not sequential to none.
+
+    order: the items that the encoder reads, in random order. past: as many items, drawn from all earlier ones.
+    """
+    rows = []
+    for name, model in models.items():
+        kinds = {"as it is": dataset, "order": shuffled(dataset, seed), "past": shuffled(dataset, seed, past=True)}
+        users = {kind: evaluate(model, data, max_users=max_users, quiet=True) for kind, data in kinds.items()}
+        values = {kind: found.per_user[metric].to_numpy() for kind, found in users.items()}
+        for kind in ("order", "past"):
+            gain = paired_bootstrap(values[kind], values["as it is"]).gain
+            rows.append([name, kind, values["as it is"].mean(), values[kind].mean(), *gain])
+    return pd.DataFrame(rows, columns=["model", "shuffled", f"{metric} as it is", metric, "gain", "low", "high"])

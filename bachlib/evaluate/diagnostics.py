@@ -54,7 +54,7 @@ def head_cosine(heads: Float[Tensor, "U k d"]) -> Float[Tensor, " U"]:
 
 
 class HeldOut(NamedTuple):
-    """The heads and m held-out items of each user."""
+    """The heads and m held-out items of each user; NaN where a user has fewer."""
 
     log_pi: Float[Tensor, "U k"]
     cosine: Float[Tensor, "U m k"]
@@ -65,7 +65,8 @@ class HeldOut(NamedTuple):
     def gamma(self) -> Float[Tensor, "U m k"]:
         """Responsibilities (eq. 19); for a hard method, the head closest to the item takes all."""
         if self.log_sigma is None:
-            return torch.nn.functional.one_hot(self.cosine.argmax(-1), self.cosine.shape[-1]).float()
+            closest = torch.nn.functional.one_hot(self.cosine.argmax(-1), self.cosine.shape[-1]).float()
+            return closest.where(self.cosine.isfinite(), torch.nan)
         return (self.log_pi[:, None] + self.log_sigma).softmax(-1)
 
     @property
@@ -85,11 +86,13 @@ class HeldOut(NamedTuple):
 def held_out(model: TwoTower, dataset: Dataset, users: Users, split: Split = "test") -> HeldOut:
     """Each head's probabilities of the users' held-out items, with all items as candidates."""
     encoded, items = encode_users(model, dataset, users, split), model.items()
-    targets = items[torch.as_tensor(dataset.targets(users, split), device=items.device)]  # (U, m, d)
-    t = targets @ encoded.heads.mT  # (U, m, k)
+    targets = torch.as_tensor(dataset.targets(users, split), device=items.device)
+    t, there = items[targets.clamp(min=0)] @ encoded.heads.mT, targets[..., None] >= 0  # (U, m, k), (U, m, 1)
     size = max(1, BLOCK // (model.k * len(items)))
     log_z = torch.cat([(heads @ items.T / model.tau).logsumexp(-1) for heads in encoded.heads.split(size)])  # (U, k)
     log_sigma = model.kernel.log_density(t, encoded.kappa[:, None], model.d) if model.kernel else None
+    log_sigma = None if log_sigma is None else log_sigma.where(there, torch.nan)
+    t = t.where(there, torch.nan)
     return HeldOut(encoded.log_pi, t, log_sigma, t / model.tau - log_z[:, None])
 
 
@@ -144,7 +147,7 @@ def calibration(predicted: Float[np.ndarray, "U k"], realised: Float[np.ndarray,
 
 def pi_calibration(of: HeldOut) -> Calibration:
     """π_u^(r) against the mean responsibility of head r over the user's held-out items."""
-    return calibration(of.log_pi.exp().cpu().numpy(), of.gamma.mean(1).cpu().numpy())
+    return calibration(of.log_pi.exp().cpu().numpy(), of.gamma.nanmean(1).cpu().numpy())
 
 
 def collapse(history: pd.DataFrame) -> pd.DataFrame:
@@ -164,16 +167,16 @@ def kappa_bounds(kappa: Float[Tensor, "U k"]) -> dict[str, float]:
 def summary(model: TwoTower, dataset: Dataset, users: Users, split: Split = "test") -> dict[str, float]:
     """The diagnostics as one row: use on held-out items, distance, sharpness, calibration."""
     encoded, of = encode_users(model, dataset, users, split), held_out(model, dataset, users, split)
-    usage = of.gamma.mean((0, 1)).tolist()
+    usage = of.gamma.nanmean((0, 1)).tolist()
     row = {
         "effective heads": effective_heads(usage),
         "largest share": max(usage),
         "head cosine": head_cosine(encoded.heads).mean().item(),
-        "log-likelihood": of.log_likelihood.mean().item(),
+        "log-likelihood": of.log_likelihood.nanmean().item(),
     }
     if model.kernel:
         low, *_, high = kappa_bounds(encoded.kappa).values()
-        row |= {"κ min": low, "κ max": high, "KL gap": of.gap.mean().item(), "ECE of π": pi_calibration(of).ece}
+        row |= {"κ min": low, "κ max": high, "KL gap": of.gap.nanmean().item(), "ECE of π": pi_calibration(of).ece}
     return row
 
 

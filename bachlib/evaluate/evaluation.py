@@ -8,6 +8,7 @@ keeps the first K items of every user and measures diversity, novelty and covera
 from __future__ import annotations
 
 import json
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,8 +23,10 @@ from tqdm.auto import tqdm
 
 from bachlib import BachError
 from bachlib.data.dataset import Dataset, Split
+from bachlib.data.windows import windows_of_prefixes
 from bachlib.files import read_json, short_hash, write_json, write_table
 from bachlib.model.methods import METHODS
+from bachlib.params import ServeBy
 from bachlib.rank import metrics
 from bachlib.rank.ranks import Exclude, Users, rank_blocks, sample_users, score_blocks
 from bachlib.train.run import Run
@@ -121,6 +124,7 @@ def evaluate(
     seed: int = 0,
     exclude: Exclude = "earlier",
     slate: int = 0,
+    serve_by: ServeBy = "density",
     quiet: bool = False,
 ) -> Evaluation:
     """Rank the whole catalogue for every user (at most `max_users`, drawn with `seed`) and measure.
@@ -128,7 +132,8 @@ def evaluate(
     `model` is any method of the table, a `Run` (its best weights), or any module with `score(history)`, (B, n_hist)
     item ids → (B, n_items). On a `dataset.strict()` only its cold users are evaluated. A model or run made with
     other data raises an error. `slate=K` adds hit rate, diversity, novelty, popularity bias, interest coverage and
-    catalogue coverage of the first K items.
+    catalogue coverage of the first K items. `serve_by`: the rule of a BACH method, with the same weights (see
+    `mixture.served_by`).
     """
     of_run = {}
     if isinstance(model, Run):
@@ -141,21 +146,24 @@ def evaluate(
     left = dataset.n_items - int(dataset.lengths.max()) - 1
     if not (isinstance(slate, int) and 0 <= slate <= left):
         raise BachError(f"slate={slate}: should be 0 (none) or at most {left}, the number of items left for every user")
+    if problem := cannot_serve(serve_by, getattr(model, "kernel", None), type(model).__name__):
+        raise BachError(problem)
     if max_users < 1:
         raise BachError(f"max_users={max_users}: should be at least 1")
     cold = dataset.cold is not None
-    users = sample_users(dataset, max_users, seed, cold)
+    users = sample_users(dataset, max_users, seed, cold, split)
     found, slates = [], []
     with tqdm(total=len(users), unit=" users", delay=2, leave=False, disable=True if quiet else None) as bar:
-        for block, of_block in rank_blocks(model, dataset, users, split, exclude):
+        for block, of_block in rank_blocks(model, dataset, users, split, exclude, serve_by):
             found.append(of_block)
             bar.update(len(block))
-        for block in score_blocks(model, dataset, users, split, exclude) if slate else ():
+        for block in score_blocks(model, dataset, users, split, exclude, serve_by) if slate else ():
             slates.append(_first(block.scores, slate))
     config, found = getattr(model, "config", None) or {}, np.concatenate(found)
     params = config.get("params", {})
     about = {"method": config.get("method", type(model).__name__), "k": getattr(model, "k", None)}
     about |= {"seed": params.get("seed"), "model": params, **_parts(config), **of_run}
+    about |= {} if serve_by == "density" else {"serve_by": serve_by}
     per_user = accuracy(found, pd.Index(users, name="user"))
     protocol = {
         "data": dataset.folder.name,
@@ -166,11 +174,22 @@ def evaluate(
         "ties": "by item number",
         "candidates": "full catalogue",
     }
+    if without := len(np.setdiff1d(dataset.cold if cold else dataset.warm, dataset.evaluated(split))):
+        protocol["users"]["without items"] = without  # after the date, or before it: of a global split
     covered, slates = {}, np.concatenate(slates) if slate else None
     if slate:
         per_user = per_user.join(slate_table(slates, found, dataset, users, split))
         covered[f"coverage@{slate}"] = metrics.coverage(slates, dataset.n_items)
     return Evaluation(per_user, per_user.mean().to_dict() | covered, found, protocol, about, slates)
+
+
+def cannot_serve(by: str, kernel: Any, name: str) -> str:
+    """Why a model cannot be served by this rule, or nothing."""
+    if by not in ServeBy.__args__:
+        return f"serve_by={by!r}: should be one of {', '.join(ServeBy.__args__)}"
+    if by != "density" and not kernel:
+        return f"serve_by={by!r}: {name} has no π_u and no κ; only the BACH methods can be served by other rules"
+    return ""
 
 
 def accuracy(ranks: Targets, users: pd.Index) -> pd.DataFrame:
@@ -193,7 +212,7 @@ def slate_table(slates: Slates, ranks: Targets, dataset: Dataset, users: Users, 
     if genres.shape[1]:
         if K > 1:
             table[f"diversity@{K}"] = metrics.diversity(slates, genres)
-        wanted = genres[dataset.targets(users, split)].max(1)
+        wanted = dataset.mean_of_targets(genres, users, split) > 0
         table[f"interests@{K}"] = metrics.interest_coverage(slates, genres, wanted)
     return pd.DataFrame(table, pd.Index(users, name="user"))
 
@@ -226,9 +245,34 @@ def _about_run(run: Run) -> dict[str, Any]:
 # simultaneous likes by item number.
 
 
+def leaked(dataset: Dataset, *, same_size: bool = False, seed: int = 0) -> Dataset:
+    """A global split with its leak: a half of the test users keeps the dates, and of all others everything is trained
+    on, later likes too, as with the paper's split. So a model knows what others liked after a user's test date.
+
+    This is also more data. With `same_size`, random users without later likes are left out of the training until it has
+    no more windows than without the leak, or until none of them is left.
+    """
+    if "split" not in dataset.meta or dataset.cold is not None:
+        raise BachError(f"leaked needs data with split='global-time' and without cold users; got {dataset!r}")
+    rng, view, users = np.random.default_rng(seed), copy(dataset), dataset.evaluated("test")
+    others = np.ones(dataset.n_users, bool)
+    others[rng.choice(users, len(users) // 2, replace=False)] = False
+    view.begins = {split: np.where(others, dataset.lengths, begin) for split, begin in dataset.begins.items()}
+    before, now = (windows_of_prefixes(data.begins["valid"]) for data in (dataset, view))
+    if same_size:
+        out = rng.permutation(np.flatnonzero(others & (now == before)))
+        out = out[np.cumsum(now[out]) - now[out] < (now - before).sum()]
+        now[out] = 0
+        for begin in view.begins.values():
+            begin[out] = 0
+    view.n_windows = int(now.sum())
+    view.meta = dataset.meta | {"content_hash": f"{dataset.meta['content_hash']}-leak-{seed}-{int(same_size)}"}
+    return view
+
+
 def ndcg_ideal_of_hits(ranks: Targets, k: int) -> Float[np.ndarray, " U"]:
     """NDCG@K whose ideal has only the items that *were* found: one hit at rank 1 of ten targets counts as perfect."""
-    hits = (ranks <= k).sum(1)
+    hits = ((ranks > 0) & (ranks <= k)).sum(1)
     return np.where(hits > 0, metrics.dcg_of_ranks(ranks, k) / metrics.ideal_dcg(np.maximum(hits, 1)), 0.0)
 
 
@@ -237,7 +281,7 @@ def ndcg_in_set_order(slates: Slates, targets: Targets, k: int) -> Float[np.ndar
     ranks = np.full(targets.shape, k + 1)
     for row, (slate, wanted) in enumerate(zip(slates[:, :k].tolist(), targets.tolist(), strict=True)):
         place = {item: n for n, item in enumerate(set(slate), 1)}
-        ranks[row] = [place.get(item, k + 1) for item in wanted]
+        ranks[row] = [place.get(item, k + 1) if item >= 0 else 0 for item in wanted]
     return metrics.ndcg_of_ranks(ranks, k)
 
 
@@ -247,12 +291,13 @@ def sampled_ranks(
     """Rank of each held-out item among itself and `n` random items that are new to the user, not the catalogue."""
     found, rng = [], np.random.default_rng(seed)
     for block in score_blocks(model, dataset, users, split):
-        scores, targets = block.scores.cpu(), block.targets.cpu()
+        scores, targets, there = block.scores.cpu(), block.targets.cpu().clamp(min=0), block.targets.cpu() >= 0
+        targets = targets.where(there, targets[:, :1])  # a target in place of padding
         own = scores.gather(1, targets)
         allowed = (scores > -torch.inf).scatter(1, targets, False).float()
         if int(allowed.sum(1).min()) < n:
             raise BachError(f"n={n}: a user has only {int(allowed.sum(1).min())} items left to sample from")
         picked = torch.from_numpy(rng.random(allowed.shape, dtype=np.float32)).mul_(allowed).topk(n, dim=1).indices
         better = scores.gather(1, picked)[:, None, :] > own[:, :, None]  # (B, m, n)
-        found.append(1 + better.sum(2).numpy())
+        found.append(((1 + better.sum(2)) * there).numpy())
     return np.concatenate(found)

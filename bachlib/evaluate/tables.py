@@ -116,6 +116,8 @@ class Table:
         wide, users = self.axis is None, self.protocol["users"]
         n_seeds = sorted(set(self.numbers.loc[self.numbers["method"] != "mostpop", "seeds"]))  # counts have no seed
         who = f"{users['n']:,} {'cold ' if users['which'] == 'cold' else ''}users"
+        if without := self.protocol["users"].get("without items"):
+            who += f" ({without:,} have no items in this period or none before it)"
         told = f"{self.protocol['data']}, {self.protocol['split']} split, {who}; "
         told += f"seeds per {'method' if wide else 'cell'}: {_either(n_seeds)}. "
         if self.best_over_k:
@@ -293,7 +295,12 @@ def _settings(e: Evaluation) -> dict[str, Any]:
     both |= {"method": e.method, **{f"the {part}": value for part, value in e.different.items()}}
     both |= {f"code of the {part}": known.split()[-1] for part, known in e.about.get("own", {}).items()}
     both |= {key: e.about.get(key, usual) for key, usual in (("status", "finished"), ("weights", "best"))}
+    both |= {"serve_by": e.about.get("serve_by", "density")} if _has_kernel(e) else {}
     return {key: value for key, value in both.items() if key != "seed"}
+
+
+def _has_kernel(e: Evaluation) -> bool:
+    return bool((e.about.get("row") or (METHODS[e.method]._asdict() if e.method in METHODS else {})).get("kernel"))
 
 
 def _value(e: Evaluation, axis: str) -> Any:

@@ -23,31 +23,32 @@ START = 10.0  # seconds for the kernel, imports and the evaluation of a small ru
 ROW, HEAD = 35e-6, 9e-6  # seconds per window, and per window and head, outside matrix products
 COUNTED = {"movielens-1m": 253_468}  # windows with the paper's settings; its table has those of its own data sets
 SHARE = 0.6  # the products of a step reach this share of the speed of a large product
-ALL = {"mind": 1.4, "pos-multihead": 1.4, "p-bach-global": 2.3, "v-bach-global": 2.3}  # targets="all"; others about 1
+ALL = {"mind": 1.4, "pos-multihead": 1.4, "bam": 1.4, "remi": 2.4, "maxmf": 1.2}  # targets="all"; others about 1
+ALL |= {"p-bach-global": 2.3, "v-bach-global": 2.3}
 
 
 def seconds(p: Experiment) -> float:
     """Seconds of one run on one core. Earlier runs of this method on this data set the speed, if there are any."""
-    if METHODS[p.method].objective == "counts":
+    if METHODS[p.method].objective == "counts" or p.serve_by != "density":  # that training is another point's
         return START
     known, data = [], data_name(p)
     for path in output_dir("runs").glob(f"{p.method}-*/{STATUS}"):
         noted = read_json(path).get("notebooks", {}).get(SINGLE, {})
         with suppress(KeyError, ValidationError):  # a record of older code
             other, took = Experiment(**noted["values"]), noted["seconds"] - START
-            if other.method == p.method and data_name(other) == data and took > 1:
+            if other.method == p.method and other.serve_by == "density" and data_name(other) == data and took > 1:
                 known.append(took * _work(p) / _work(other))
     return START + (median(known) if known else windows(p) * _work(p))
 
 
 def _work(p: Experiment) -> float:
     """Seconds of a training per window of the data: rows and heads, the towers, and the three products of the loss."""
-    shared = METHODS[p.method].encoder == "codebook"  # the users share its logits
-    k = 1 if shared else heads_of(p)
+    common = {"codebook": heads_of(p), "codebook-hybrid": p.k_shared}.get(METHODS[p.method].encoder, 0)  # shared logits
+    own = heads_of(p) - common
     towers = 12 * p.n_hist * p.d * (p.item_width + p.d)
-    loss = 6 * heads_of(p) * (p.batch_size + p.n_negatives) * p.d / (p.batch_size if shared else 1)
+    loss = 6 * (own + common / p.batch_size) * (p.batch_size + p.n_negatives) * p.d
     more = ALL.get(p.method, 1.0) if p.targets == "all" else 1.0
-    return more * p.epochs * (ROW + HEAD * k + (towers + loss) / (SHARE * _speed()))
+    return more * p.epochs * (ROW + HEAD * max(1, own) + (towers + loss) / (SHARE * _speed()))
 
 
 def windows(p: Experiment) -> float:

@@ -28,7 +28,7 @@ from bachlib import BachError
 from bachlib.data.download import on_disk
 from bachlib.data.sources import SOURCES
 from bachlib.experiment.settings import SINGLE, Experiment, notebook_folder
-from bachlib.experiment.stages import run_name
+from bachlib.experiment.stages import point_name
 from bachlib.files import (
     RUN_DIR,
     code_hash,
@@ -50,9 +50,9 @@ LAYERS = ["model", "rank", "train", "evaluate", "serve"]  # rooms; each stands o
 
 
 def folder_of(p: Experiment) -> Path:
-    """The run folder of an experiment. A single training shares the folder of its weights."""
+    """The run folder of an experiment. A single training shares the folder of its weights (see `point_name`)."""
     if p.notebooks == [SINGLE]:
-        return output_dir("runs", run_name(p))
+        return output_dir("runs", point_name(p))
     return output_dir("runs", f"{p.name}-{short_hash(p.model_dump())}")
 
 

@@ -15,9 +15,10 @@ from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_v
 
 from bachlib import BachError
 from bachlib.data.sources import SOURCES
+from bachlib.evaluate.evaluation import cannot_serve
 from bachlib.files import project_root
-from bachlib.model.methods import METHODS
-from bachlib.params import ModelParams, Params, PrepareParams, TrainParams, WorldParams, validated
+from bachlib.model.methods import METHODS, NO_ELBO, unfit
+from bachlib.params import ModelParams, Params, PrepareParams, ServeBy, TrainParams, WorldParams, validated
 
 CHAIN = ["03_data", "04_train", "05_evaluate", "06_heads_and_pi", "07_serving"]
 SINGLE = "single"  # the notebook of one training, which a sweep runs for each of its points
@@ -44,6 +45,9 @@ class Experiment(TrainParams, ModelParams, PrepareParams, WorldParams):
     seeds: int = Field(1, ge=1, description="number of trainings of each method, with seed, seed + 1, …")
     prototypes: int = Field(
         16, ge=1, description="heads of the global codebook, in notebooks that also have a personal model"
+    )
+    serve_by: ServeBy = Field(
+        "density", description="rule of serving at evaluation: mixture density (the paper), max, or softmax; BACH only"
     )
     max_eval: int = Field(10_000, ge=1, description="evaluate at most this many users")
     svd_rank: int = Field(64, ge=1, description="rank of PureSVD as a recommender, in 03_data")
@@ -91,8 +95,11 @@ def _impossible(p: Experiment) -> Iterator[str]:
     """Values that are not valid together."""
     if p.method not in METHODS:
         yield f"method: there is no {p.method!r}{nearest(p.method, METHODS)}; there are {', '.join(METHODS)}"
-    elif p.kernel is not None and METHODS[p.method].kernel is None:
-        yield f"kernel: method {p.method!r} has no kernel, so it cannot be {p.kernel!r}; only the BACH methods have one"
+    else:
+        for name in unfit(METHODS[p.method], p):
+            yield f"{name}: method {p.method!r} {NO_ELBO}; got {getattr(p, name)!r}"
+        if problem := cannot_serve(p.serve_by, METHODS[p.method].kernel, f"method {p.method!r}"):
+            yield problem
     if p.source not in SOURCES:
         yield f"source: there is no {p.source!r}{nearest(p.source, SOURCES)}; there are {', '.join(SOURCES)}"
     own = p.source in ("csv", "parquet")
@@ -100,6 +107,8 @@ def _impossible(p: Experiment) -> Iterator[str]:
         yield f"path: source {p.source!r} needs the path of your log"
     if p.columns is not None and not own:
         yield f"columns: source {p.source!r} has fixed columns; only csv and parquet take them"
+    if p.items != "product" and p.source != "complete-journey":
+        yield f"items: source {p.source!r} has no product types; only complete-journey has"
     if p.context != "none":
         yield f"context: {p.context!r} needs a context, which only Python code can give: dataset.with_context(array)"
     if (p.width or p.d) % p.attention_heads:

@@ -24,7 +24,7 @@ from bachlib.evaluate import Evaluation, diagnostics, evaluate
 from bachlib.experiment.settings import Experiment, experiment_of
 from bachlib.files import only_one, output_dir
 from bachlib.model.methods import METHODS, build
-from bachlib.params import ModelParams, TrainParams, noted
+from bachlib.params import ELBO_ONLY, ModelParams, TrainParams, noted
 from bachlib.train import Run, fit
 from bachlib.train.run import name_of_run
 
@@ -93,7 +93,8 @@ def trained(
     quiet, context = more.pop("quiet", True), {"context": more.pop("context", p.context)}
     p = p.model_copy(update={"method": method, "k": p.k if k is None else k, "seed": p.seed if seed is None else seed})
     if METHODS[method].kernel is None:
-        p = p.model_copy(update={"kernel": None})
+        usual = {name: ModelParams.model_fields[name].default for name in ELBO_ONLY}
+        p = p.model_copy(update=usual | {"serve_by": "density"})
     p = experiment_of(p.model_dump(exclude_unset=True) | more, f"training {method}").model_copy(update=context)
     with only_one(output_dir("runs", run_name(p, dataset))):
         run = fit(build(method, dataset, **p.model), dataset, p.train, quiet=quiet)
@@ -111,9 +112,14 @@ def run_name(p: Experiment, dataset: Dataset | None = None) -> str:
     return name_of_run(config, data, TrainParams(**p.train))
 
 
+def point_name(p: Experiment) -> str:
+    """The folder of a point of a sweep: that of its training, or beside it for another rule of serving."""
+    return run_name(p) if p.serve_by == "density" else f"{run_name(p)}-by-{p.serve_by}"
+
+
 def heads_of(p: Experiment) -> int:
     """k, or 1 for a method with one vector."""
-    return METHODS[p.method].heads_for(p.k)
+    return METHODS[p.method].heads_for(p)
 
 
 class Measured(NamedTuple):
@@ -127,11 +133,16 @@ class Measured(NamedTuple):
 
 
 def measured(p: Experiment, quiet: bool = True) -> Measured:
-    """One point of a sweep: train the method, rank its test items, describe its heads. The run folder keeps it all."""
+    """One point of a sweep: train the method, rank its test items, describe its heads. The run folder keeps it all.
+
+    Points that differ only in `serve_by` share the training; each keeps its ranks in a folder of its own.
+    """
     dataset = prepared(p)
     run = trained(p.method, dataset, p)
-    result = evaluate(run, dataset, max_users=p.max_eval, quiet=quiet)
-    result.save(run.folder)
+    result = evaluate(run, dataset, max_users=p.max_eval, serve_by=p.serve_by, quiet=quiet)
+    folder = run.folder if p.serve_by == "density" else output_dir("runs", point_name(p))
+    folder.mkdir(parents=True, exist_ok=True)
+    result.save(folder)
     users = result.per_user.index.to_numpy()[:2_000]
     heads = diagnostics.summary(run.model, dataset, users) if p.method != "mostpop" else {}
     return Measured(run, result, heads)

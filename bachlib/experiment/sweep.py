@@ -8,7 +8,8 @@
       k: [8, 16, 32]
 
 Points with the same training are merged: a method with one vector is not trained again for each k, and a point that
-another sweep has finished, or whose record is published, is not run again.
+another sweep has finished, or whose record is published, is not run again. `serve_by` is a key of the grid, too: its
+values are points with one training.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from bachlib.experiment.settings import (
     read_experiment,
     read_yaml,
 )
-from bachlib.experiment.stages import data_name, heads_of, label, measured, run_name
+from bachlib.experiment.stages import data_name, heads_of, label, measured, point_name
 from bachlib.files import (
     RUN_DIR,
     in_progress,
@@ -57,8 +58,8 @@ from bachlib.params import ModelParams, Params, PrepareParams, TrainParams, Worl
 
 LOG = "log.txt"  # of a point: what its process printed
 FILE = "sweep.yaml"
-AXES = {*ModelParams.model_fields, *TrainParams.model_fields} - {"seed", "device", "checkpoint_seconds"}
-VARIES = AXES | {*PrepareParams.model_fields, *WorldParams.model_fields}  # what makes another training
+AXES = {*ModelParams.model_fields, *TrainParams.model_fields} - {"seed", "device", "checkpoint_seconds"} | {"serve_by"}
+VARIES = AXES | {*PrepareParams.model_fields, *WorldParams.model_fields}  # another training, or another evaluation
 VARIES |= {"method", "source", "path", "data_seed", "world_d", "world_width"}
 
 
@@ -91,7 +92,7 @@ class Point(NamedTuple):
 
     @property
     def name(self) -> str:
-        return run_name(self.p)
+        return point_name(self.p)
 
     @property
     def folder(self) -> Path:
@@ -180,7 +181,7 @@ def expand(file: SweepFile, path: Path) -> list[Point]:
             except BachError as error:
                 told = ", ".join(f"{key} = {value}" for key, value in where.items())
                 raise BachError(f"{path}, at {told}: {error}") from None
-            p = p.model_copy(update={"k": heads_of(p), "name": run_name(p)})
+            p = p.model_copy(update={"k": heads_of(p), "name": point_name(p)})
             several = {"experiment": "-".join(Path(x).stem for x in (base, *overlays))} if len(bases) > 1 else {}
             points.setdefault(p.name, Point(p, {"data": label(p), **several} | {key: getattr(p, key) for key in where}))
     return list(points.values())

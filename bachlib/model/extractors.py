@@ -114,10 +114,15 @@ class ComiRecSA(nn.Module):
         self.positions_in_values = positions_in_values
 
     def forward(self, tokens: Tokens, history: History) -> Float[Tensor, "B k d"]:
+        return self.attend(tokens, history)[0]
+
+    def attend(self, tokens: Tokens, history: History) -> tuple[Float[Tensor, "B k d"], Float[Tensor, "B k n"]]:
+        """(heads, the attention A)."""
         placed = tokens + self.positions[len(self.positions) - tokens.shape[1] :]
         scores = self.attention(placed)
         scores = scores.masked_fill((history < 0)[..., None], torch.finfo(scores.dtype).min)
-        return scores.softmax(1).transpose(1, 2) @ (placed if self.positions_in_values else tokens)
+        attention = scores.softmax(1).transpose(1, 2)
+        return attention @ (placed if self.positions_in_values else tokens), attention
 
 
 class SASRec(nn.Module):

@@ -20,10 +20,12 @@ from bachlib import BachError
 from bachlib.data import Dataset
 from bachlib.files import short_hash
 from bachlib.model.extractors import ComiRecDR, ComiRecSA, Mind, SASRec
+from bachlib.model.hybrid import Hybrid
+from bachlib.model.neighbours import RULES
 from bachlib.model.svd import pure_svd
 from bachlib.model.towers import ClsTower, Codebook, Gate, ItemTower, PiTable, ResidualCodebook
 from bachlib.model.twotower import TwoTower
-from bachlib.params import ModelParams, noted, validated
+from bachlib.params import ELBO_ONLY, ModelParams, noted, validated
 
 
 class Method(NamedTuple):
@@ -33,11 +35,14 @@ class Method(NamedTuple):
     kernel: str | None = None  # of the mixture; None: no π_u and no κ
     heads: int | None = None  # None: the parameter k
 
-    def heads_for(self, k: int) -> int:
-        """How many heads a model of this method has when k are asked for."""
-        return 1 if self.objective == "counts" else self.heads or k
+    def heads_for(self, p: ModelParams) -> int:
+        """How many heads a model of this method has with these parameters."""
+        if self.encoder == "codebook-hybrid":
+            return p.k_shared + p.k_own
+        return 1 if self.objective == "counts" else self.heads or p.k
 
 
+NO_ELBO = "has no kernel, so no ELBO, π or κ; only the BACH methods have them"
 P, V = "power-spherical", "von-mises-fisher"
 
 METHODS = {
@@ -56,6 +61,12 @@ METHODS = {
     "v-bach-global": Method(   "codebook",          "elbo",          "mixture density",  V),
     "p-bach-residual": Method( "codebook-residual", "elbo",          "mixture density",  P),
     "v-bach-residual": Method( "codebook-residual", "elbo",          "mixture density",  V),
+    "p-bach-hybrid": Method(   "codebook-hybrid",   "elbo",          "mixture density",  P),
+    "v-bach-hybrid": Method(   "codebook-hybrid",   "elbo",          "mixture density",  V),
+    # neighbours beyond the paper's fourteen: see model/neighbours
+    "remi": Method(            "comirec-sa",        "remi",          "max over heads"),
+    "bam": Method(             "cls",               "bam",           "max over heads"),
+    "maxmf": Method(           "cls",               "maxmf",         "max over heads"),
 }  # fmt: skip
 
 
@@ -63,7 +74,7 @@ def cls_tower(p: ModelParams, k: int) -> ClsTower:
     return ClsTower(k, p.d, p.width or p.d, p.attention_heads, p.ff, p.n_hist, p.dropout, p.cls_scale)
 
 
-OBJECTIVES = ("counts", "standard", "pos-multihead", "all-multihead", "label-aware", "elbo")
+OBJECTIVES = ("counts", "standard", "pos-multihead", "all-multihead", "label-aware", "elbo", *RULES)
 
 ENCODERS = {
     "cls": cls_tower,
@@ -73,6 +84,9 @@ ENCODERS = {
     "comirec-dr": lambda p, k: ComiRecDR(k, p.d, p.n_hist, p.capsule_iterations, p.capsule_softmax),
     "codebook": lambda p, k: Codebook(k, p.d),
     "codebook-residual": lambda p, k: ResidualCodebook(k, p.d, cls_tower(p, k), p.residual),
+    "codebook-hybrid": lambda p, k: (
+        Hybrid(Codebook(p.k_shared, p.d), cls_tower(p, p.k_own)) if p.k_own else Codebook(p.k_shared, p.d)
+    ),
 }
 
 
@@ -102,15 +116,17 @@ def build(
             f"{', '.join(OBJECTIVES)}; elbo needs a kernel, the other objectives have none"
         )
     p = validated(ModelParams, {"k": k, **model_params}, f"model {of}")
-    k, parts = row.heads_for(p.k), {"encoder": encoder, "item_tower": item_tower, "gate": gate}
+    k, parts = row.heads_for(p), {"encoder": encoder, "item_tower": item_tower, "gate": gate}
     own = {part: _known_as(module) for part, module in parts.items() if module is not None}
     config = {"method": of, "row": row._asdict(), "params": noted(p) | {"k": k}, "own": own}
     config |= {} if name is None else {"name": _checked(name)}
+    for switch in unfit(row, p):
+        raise BachError(f"{switch}={getattr(p, switch)!r}: {of} {NO_ELBO}")
     if row.objective == "counts":
         _read_context(p.context, name or of, dataset, {})
         return _on_data(MostPop(dataset, config), dataset)
-    if row.kernel is None and p.kernel is not None:
-        raise BachError(f"kernel={p.kernel!r}: {of} has no kernel; only the BACH methods have one")
+    if gate is not None and p.pi != "gate":
+        raise BachError(f"pi={p.pi!r} has no gate: leave out gate= or use pi='gate'")
     if p.pi == "table" and dataset.cold is not None:
         raise BachError("pi='table' cannot train a row for a cold user; use pi='gate'")
     with torch.random.fork_rng(devices=[]):
@@ -122,10 +138,19 @@ def build(
         if (width := item_tower(torch.zeros(1, dtype=torch.long)).shape[-1]) != p.d:
             raise BachError(f"the item tower returns vectors of {width} dimensions, but d = {p.d}")
         encoder = encoder or ENCODERS[row.encoder](p, k)
-        if row.kernel is not None and gate is None:
-            gate = PiTable(dataset.n_users, k) if p.pi == "table" else Gate(cls_tower(p, 1), p.d, k)
+        if row.objective == "remi" and p.remi_lambda and not hasattr(encoder, "attend"):
+            able = "comirec-sa has one, and your own encoder with `attend(tokens, history)` -> (heads, A (B, k, n))"
+            raise BachError(f"remi regularises attention over positions; {type(encoder).__name__} has none: {able}")
+        if row.kernel is not None and p.pi != "uniform":
+            gate = gate or (PiTable(dataset.n_users, k) if p.pi == "table" else Gate(cls_tower(p, 1), p.d, k))
         n_context = _read_context(p.context, name or of, dataset, {"encoder": encoder, "gate": gate})
         return _on_data(TwoTower(encoder, item_tower, gate, config, n_context), dataset)
+
+
+def unfit(row: Method, p: ModelParams) -> list[str]:
+    """The parameters of the ELBO that were set for a method without it."""
+    usual = ModelParams.model_fields
+    return [name for name in ELBO_ONLY if row.kernel is None and getattr(p, name) != usual[name].default]
 
 
 def _read_context(by: str, name: str, dataset: Dataset, parts: dict[str, nn.Module | None]) -> int:

@@ -6,8 +6,8 @@
     eqs. 15, 16, 21, 23  elbo_at, elbo, log_density; `scores` is the fast `log_density`
 
 With `ids`, other copies of a row's positive are left out of its sum. Every other item counts as often as it is among
-the candidates. With `weights`, a candidate counts as often as its weight says, and there need be no copies.
-`TwoTower.objective` says what the other reading of the candidate set C_n is worth.
+the candidates. With `weights`, a candidate counts as often as its weight says, and there need be no copies
+(see `candidates`). A `Bound` other than the paper's changes γ or the entropy term.
 `loss` is the training loss, computed in one pass over the candidates (`onepass`); `plain_loss` is its plain reference.
 `loss_of_all` is the loss with all next items of a window as targets.
 """
@@ -15,15 +15,14 @@ the candidates. With `weights`, a candidate counts as often as its weight says, 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 
 from bachlib import BachError
-from bachlib.model.onepass import (
+from bachlib.model.candidates import (
     Heads,
     Ids,
     Items,
@@ -31,17 +30,13 @@ from bachlib.model.onepass import (
     Rows,
     Targets,
     Weights,
-    copies_of_positive,
-    fits,
-    in_full,
-    log_beside,
+    check_shapes,
     log_weights,
     or_ones,
-    reconstruction,
-    reconstruction_of_all,
-    rows_per_block,
 )
-from bachlib.model.sphere import Kernel, check_unit
+from bachlib.model.onepass import Slopes, fits, reconstruction, reconstruction_of_all, rows_per_block
+from bachlib.model.shared import shared_log_components_of_all
+from bachlib.model.sphere import KERNELS, Kernel, check_unit
 
 
 class Elbo(NamedTuple):
@@ -66,9 +61,12 @@ def log_components(
 
 def log_sigma(heads: Heads, positive_items: Float[Tensor, "B d"], kappa: PerHead, kernel: Kernel) -> PerHead:
     """log σ_r(n) = log C_d(κ_r) + log ω_κ(⟨u_r, v_n⟩), the density of the positive under each head (eq. 17)."""
-    _same_shape(positive_items=positive_items, heads=heads[:, 0])
-    _same_shape(kappa=kappa, heads=heads[..., 0])
-    t = (heads @ positive_items[:, :, None])[..., 0]
+    if isinstance(heads, Tensor):
+        _same_shape(positive_items=positive_items, heads=heads[:, 0])
+        t = (heads @ positive_items[:, :, None])[..., 0]
+    else:  # some that all users share, see `hybrid`
+        t = heads.cosines(positive_items[:, None])[:, 0]
+    _same_shape(kappa=kappa, heads=t)
     return kernel.log_density(t, kappa, heads.shape[-1])
 
 
@@ -90,18 +88,61 @@ def log_likelihood(log_pi: PerHead, log_p: PerHead) -> Float[Tensor, " B"]:
     return (log_pi + log_p).logsumexp(-1)
 
 
-def elbo_at(log_gamma: PerHead, log_pi: PerHead, log_p: PerHead) -> Elbo:
-    """The bound at any γ (eqs. 15, 16), in its three terms (eq. 21)."""
+class Bound(NamedTuple):
+    """Which bound is maximised: the paper's eq. 21, or one with another γ or weight of the entropy.
+
+    `posterior`: "spherical" is eq. 19. "contrastive" is γ^con of eq. 20: the bound is tight, so this is EM (with a
+    gradient step for M) on the mixture of softmaxes. "prior" is γ = π_u: no recognition model. Only the first trains κ;
+    with the others κ stays 1/τ, also at serving. γ^con needs all logits of a row first. But a block of `onepass` has
+    them, for all heads, before it is forgotten: the loss (B = 512, 1,790 candidates, k = 8 and 32) takes 2–4% longer
+    than with eq. 19. A first pass for log p would take 42% longer, plain code 2.7 and 3.6 times as long.
+    `through_gamma=False` holds γ fixed in the gradient, as EM's M-step does; κ is not trained then. At γ^con it changes
+    nothing: the bound is stationary there. `temper` is the weight of the entropy term. At fixed log p the best γ is
+    ∝ (π p)^(1/temper): sharper below 1, flatter above, where the value is no bound of ℓ_n any more.
+    """
+
+    posterior: Literal["spherical", "contrastive", "prior"] = "spherical"
+    through_gamma: bool = True
+    temper: float = 1.0
+
+    def log_gamma(self, log_pi: PerHead, log_sigma: PerHead, log_p: PerHead | None) -> PerHead:
+        """log γ of this bound; only the contrastive posterior reads log p."""
+        if self.posterior == "contrastive":
+            log_gamma = contrastive_posterior(log_pi, log_p)
+        else:
+            log_gamma = log_pi if self.posterior == "prior" else responsibilities(log_pi, log_sigma)
+        return log_gamma if self.through_gamma else log_gamma.detach()
+
+    def slopes(self, log_pi: PerHead, share: Tensor) -> Slopes:
+        """∂F/∂log p at γ^con, times `share`: γ, and through γ (1 − temper) γ (a − Σ_s γ_s a_s), a = log π + log p."""
+
+        def of(rows: slice, log_p: Tensor) -> Tensor:
+            a = log_pi[rows].detach() + log_p
+            gamma = a.softmax(-1)
+            if self.through_gamma:
+                a = torch.where(gamma > 0, a, 0.0)
+                gamma = gamma * (1 + (1 - self.temper) * (a - (gamma * a).sum(-1, keepdim=True)))
+            return gamma * share[rows]
+
+        return of
+
+
+PAPER = Bound()
+
+
+def elbo_at(log_gamma: PerHead, log_pi: PerHead, log_p: PerHead, temper: float = 1.0) -> Elbo:
+    """The bound at any γ (eqs. 15, 16), in its three terms (eq. 21), the entropy with the weight `temper`."""
     _same_shape(log_gamma=log_gamma, log_pi=log_pi, log_p=log_p)
     gamma = log_gamma.exp()
     # a head with γ = 0 adds 0, even if its logarithm is −∞
-    terms = [(gamma * torch.where(gamma > 0, term, 0.0)).sum(-1) for term in (log_p, log_pi, -log_gamma)]
+    parts = (log_p, log_pi, -temper * log_gamma)
+    terms = [(gamma * torch.where(gamma > 0, term, 0.0)).sum(-1) for term in parts]
     return Elbo(sum(terms), *terms)
 
 
-def elbo(log_pi: PerHead, log_sigma: PerHead, log_p: PerHead) -> Elbo:
+def elbo(log_pi: PerHead, log_sigma: PerHead, log_p: PerHead, bound: Bound = PAPER) -> Elbo:
     """The bound at the recognition posterior γ of eq. 19, which BACH maximises (eq. 21); differentiable through γ."""
-    return elbo_at(responsibilities(log_pi, log_sigma), log_pi, log_p)
+    return elbo_at(bound.log_gamma(log_pi, log_sigma, log_p), log_pi, log_p, bound.temper)
 
 
 def kl_gap(log_pi: PerHead, log_sigma: PerHead, log_p: PerHead) -> Float[Tensor, " B"]:
@@ -118,6 +159,25 @@ def log_density(heads: Heads, items: Items, log_pi: PerHead, kappa: PerHead, ker
     _same_shape(log_pi=log_pi, kappa=kappa, heads=heads[..., 0])
     t = heads @ items.T  # (B, k, n)
     return (log_pi[..., None] + kernel.log_density(t, kappa[..., None], heads.shape[-1])).logsumexp(1)
+
+
+@torch.no_grad()
+def served_by(
+    rule: str, heads: Heads, items: Items, log_pi: PerHead, kappa: PerHead, kernel: Kernel | None, tau: float
+) -> tuple[PerHead, PerHead, Kernel | None]:
+    """(weights, κ, kernel) with which `scores` ranks items by a serving rule; without a kernel by the max over heads.
+
+    density (the paper's, eq. 23) changes nothing. max (eq. 8) forgets π_u and κ. softmax is the model that is trained,
+    Σ_r π_r p_r(i | u) = Σ_r (π_r / Z_r) exp(⟨u_r, v_i⟩ / τ), where Z_r = Σ_j exp(⟨u_r, v_j⟩ / τ) is over the catalogue:
+    up to a factor the von Mises–Fisher density with κ = 1/τ for each head and the weights π_r / Z_r.
+    """
+    if rule == "max" or kernel is None:
+        return log_pi, kappa, None
+    if rule == "softmax":
+        blocks = heads.flatten(0, 1).split(rows_per_block(len(items)))
+        log_z = torch.cat([(u @ items.T / tau).logsumexp(-1) for u in blocks]).view_as(log_pi)
+        return log_pi - log_z, torch.full_like(kappa, 1 / tau), KERNELS["von-mises-fisher"]
+    return log_pi, kappa, kernel
 
 
 @torch.no_grad()
@@ -149,9 +209,10 @@ def plain_loss(
     tau: float,
     ids: Ids | None = None,
     weights: Weights | None = None,
+    bound: Bound = PAPER,
 ) -> Float[Tensor, ""]:
     """−ELBO, mean over the batch; autograd keeps every (B, k, C) logit. `loss` is tested against it."""
-    return -elbo(log_pi, log_sigma, log_components(heads, items, positive, tau, ids, weights)).total.mean()
+    return -elbo(log_pi, log_sigma, log_components(heads, items, positive, tau, ids, weights), bound).total.mean()
 
 
 def loss(
@@ -163,25 +224,41 @@ def loss(
     tau: float,
     ids: Ids | None = None,
     weights: Weights | None = None,
-) -> tuple[Float[Tensor, ""], Elbo]:
-    """−ELBO, mean over the batch (eq. 21), and its terms without gradient, in one pass over the candidates.
+    bound: Bound = PAPER,
+) -> tuple[Float[Tensor, ""], Elbo, PerHead]:
+    """−ELBO, mean over the batch (eq. 21); and its terms and γ without gradient, in one pass over the candidates.
 
     γ never sees the negatives, so ∂ELBO/∂log p_r = γ_r is known before the candidate logits exist. The gradient through
     γ, π and κ is ordinary autograd on (B, k). Unlike the reference it does not check that embeddings are unit vectors.
     """
     check_shapes(heads, items, positive, ids, tau, weights)
-    _same_shape(log_pi=log_pi, heads=heads[..., 0])
-    log_gamma = responsibilities(log_pi, log_sigma)
-    gamma = log_gamma.exp()
-    rebuilt, log_p = reconstruction(heads, items, positive, gamma, tau, ids, weights)
-    rest = (gamma * torch.where(gamma > 0, log_pi - log_gamma, 0.0)).sum()
+    _same_shape(log_pi=log_pi, heads=torch.empty(heads.shape[:-1], device="meta"))
+    late = bound.posterior == "contrastive"  # γ needs log p: until then its slopes take its place
+    heads = heads.expand(len(positive), -1, -1) if late else heads  # the slopes of a row need all its heads
+    log_gamma = None if late else bound.log_gamma(log_pi, log_sigma, None)
+    gamma = bound.slopes(log_pi, torch.ones_like(log_pi[:, :1])) if late else log_gamma.exp()
+    if isinstance(heads, Tensor):
+        rebuilt, log_p = reconstruction(heads, items, positive, gamma, tau, ids, weights)
+    else:
+        rebuilt, log_p = heads.reconstruction(items, positive, gamma, tau, ids, weights)
+    if late:
+        log_gamma = bound.log_gamma(log_pi, log_sigma, log_p)
+        gamma = log_gamma.exp()
+        rebuilt = rebuilt - rebuilt.detach() + (gamma * log_p).sum()  # the value, and the slopes of log p
+    rest = (gamma * torch.where(gamma > 0, log_pi - bound.temper * log_gamma, 0.0)).sum()
     with torch.no_grad():
-        seen = elbo_at(log_gamma, log_pi, log_p)
-    return -(rebuilt + rest) / len(positive), seen
+        seen = elbo_at(log_gamma, log_pi, log_p, bound.temper)
+    return -(rebuilt + rest) / len(positive), seen, gamma.detach()
 
 
 def loss_of_all(
-    heads: Heads, items: Items, targets: Targets, log_pi: PerHead, log_sigma: Float[Tensor, "B M k"], tau: float
+    heads: Heads,
+    items: Items,
+    targets: Targets,
+    log_pi: PerHead,
+    log_sigma: Float[Tensor, "B M k"],
+    tau: float,
+    bound: Bound = PAPER,
 ) -> tuple[Float[Tensor, ""], Elbo, PerHead]:
     """`loss` with all targets of a row: the mean of their −ELBO. The terms and γ are means over the row's targets, too.
 
@@ -189,78 +266,25 @@ def loss_of_all(
     """
     everybody, log_pi = heads.expand(len(log_pi), -1, -1), log_pi[:, None].expand_as(log_sigma)
     check_shapes(everybody, items, targets.own, targets.ids, tau)
-    log_gamma = responsibilities(log_pi, log_sigma)
-    gamma = log_gamma.exp() * targets.share()
-    if heads.ndim == 2 and fits(tau, heads.dtype):
-        log_p = _shared_log_components_of_all(heads, items, targets, tau)
-        rebuilt = (gamma * log_p).sum()
-    else:
+    late, share = bound.posterior == "contrastive", targets.share()
+    log_gamma = None if late else bound.log_gamma(log_pi, log_sigma, None)
+    gamma = bound.slopes(log_pi, share) if late else log_gamma.exp() * share
+    if shared := heads.ndim == 2 and fits(tau, heads.dtype):
+        log_p = shared_log_components_of_all(heads, items, targets, tau)
+    elif isinstance(heads, Tensor) or late:
         rebuilt, log_p = reconstruction_of_all(everybody, items, targets, gamma, tau)
-    rest = torch.where(gamma == 0, 0.0, log_pi - log_gamma)
+    else:
+        rebuilt, log_p = heads.reconstruction_of_all(items, targets, gamma, tau)
+    if late:
+        log_gamma = bound.log_gamma(log_pi, log_sigma, log_p)
+        gamma = log_gamma.exp() * share
+    if shared or late:
+        rebuilt = (gamma * log_p).sum() + (0.0 if shared else rebuilt - rebuilt.detach())
+    rest = torch.where(gamma == 0, 0.0, log_pi - bound.temper * log_gamma)
     with torch.no_grad():
-        seen = Elbo(*(targets.mean(term[..., None])[:, 0] for term in elbo_at(log_gamma, log_pi, log_p)))
+        at = elbo_at(log_gamma, log_pi, log_p, bound.temper)
+        seen = Elbo(*(targets.mean(term[..., None])[:, 0] for term in at))
     return -(rebuilt + (gamma * rest).sum()) / len(log_pi), seen, gamma.detach().sum(1)
-
-
-def _shared_log_components_of_all(codebook: Float[Tensor, "k d"], items: Items, targets: Targets, tau: float) -> Tensor:
-    """log p (B, M, k): how often a row counts each candidate is a matrix (B, C), and one more product."""
-    (row, candidate, by), beside = targets.left_out()
-    s = targets.logits(codebook, tau)
-    counted = targets.weight.to(s).expand(len(s), -1).clone()
-    counted[row, candidate] *= by.exp()
-    others = counted @ (in_full(items) @ in_full(codebook).T / tau).exp()  # (B, k), a sum of positive terms
-    log_others = others.clamp(min=torch.finfo(s.dtype).tiny).log()[:, None]
-    return s - torch.logaddexp(log_others, log_beside(s, beside, tau))
-
-
-def shared_log_components(
-    codebook: Float[Tensor, "k d"],
-    items: Items,
-    positive: Rows,
-    tau: float,
-    ids: Ids | None = None,
-    weights: Weights | None = None,
-) -> PerHead:
-    """`log_components` (eq. 12) for heads that all users share: one (k, C) product for the batch.
-
-    A copy of a row's positive has the same logit as the positive, so the sum over the other items is Z − S: the sum Z
-    over all candidates, less what the positive and its copies have in it, S. This loses no accuracy while S ≤ Z/2. At
-    most one item per head can have more: for that item the other candidates are added up.
-    """
-    check_shapes(codebook.expand(len(positive), -1, -1), items, positive, ids, tau, weights)
-    weight, own_weight = or_ones(weights, in_full(items), positive)
-    logits = in_full(items) @ in_full(codebook).T / tau  # (C, k)
-    ids = torch.arange(len(items), device=items.device) if ids is None else ids
-    rows, copies = copies_of_positive(ids, positive)
-    times = weight[positive].index_add(0, rows, weight[copies])
-    own, top = logits[positive], logits.detach().amax(0)
-    e = (logits - top).exp() * weight[:, None]
-    s = times[:, None] * (own - top).exp()  # (B, k)
-    largest = ids[positive[s.argmax(0)]]  # the item with the largest S under each head
-    rest = e.masked_fill(ids[:, None] == largest, 0.0).sum(0)
-    others = torch.where(ids[positive][:, None] == largest, rest, e.sum(0) - s)
-    return logsigmoid(own + own_weight.log()[:, None] - top - others.clamp(min=torch.finfo(e.dtype).tiny).log())
-
-
-def check_shapes(
-    heads: Tensor, items: Tensor, positive: Tensor, ids: Tensor | None, tau: float, weights: Weights | None = None
-) -> None:
-    got = f"got heads {tuple(heads.shape)} and items {tuple(items.shape)}"
-    if heads.ndim != 3 or items.ndim != 2 or heads.shape[-1] != items.shape[-1]:
-        raise BachError(f"heads should be (B, k, d) and items (C, d) with the same d; {got}")
-    if not heads.numel() or not items.numel():
-        raise BachError(f"a batch needs at least one row, head and candidate; {got}")
-    if positive.shape != heads.shape[:1]:
-        raise BachError(f"positive should be ({heads.shape[0]},), one candidate per row; got {tuple(positive.shape)}")
-    if ids is not None and ids.shape != items.shape[:1]:
-        raise BachError(f"ids should be ({items.shape[0]},), the item of each candidate; got {tuple(ids.shape)}")
-    if weights is not None and (shapes := [w.shape for w in weights]) != [items.shape[:1], positive.shape]:
-        wanted = f"({len(items)},) for the candidates and ({len(positive)},) for the positives"
-        raise BachError(f"weights should be {wanted}; got {' and '.join(str(tuple(shape)) for shape in shapes)}")
-    if len(wrong := positive[(positive < 0) | (positive >= len(items))]):
-        raise BachError(f"positive should be row numbers 0 … {len(items) - 1} of items; got {int(wrong[0])}")
-    if not 0 < tau < float("inf"):
-        raise BachError(f"tau should be a positive number; got {tau}")
 
 
 def _same_shape(**tensors: Tensor) -> None:

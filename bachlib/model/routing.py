@@ -81,17 +81,37 @@ def _user_of(heads: Heads, targets: Tensor, power: float) -> Tensor:
     return torch.nn.functional.normalize(weight @ heads, dim=-1)
 
 
+def of_one(
+    rule: str, heads: Heads, items: Items, positive: Rows, tau: float, power: float, weights: Weights | None = None
+) -> tuple[Tensor, Float[Tensor, "B k"]]:
+    """The loss of a rule, and 1 for the head closest to the positive."""
+    if rule == "label-aware":
+        loss = label_aware(heads, items, positive, tau, power=power, weights=weights)
+    else:
+        hard = {"standard": standard, "pos-multihead": pos_multihead, "all-multihead": all_multihead}[rule]
+        loss = hard(heads, items, positive, tau, weights=weights)
+    return loss, torch.nn.functional.one_hot(routed_head(heads, items, positive), heads.shape[1]).to(loss)
+
+
 def of_all(
-    rule: str, heads: Heads, items: Items, targets: Targets, tau: float, power: float = 1.0
+    rule: str,
+    heads: Heads,
+    items: Items,
+    targets: Targets,
+    tau: float,
+    power: float = 1.0,
+    head: Int[Tensor, "B M"] | None = None,
 ) -> tuple[Tensor, Float[Tensor, "B k"]]:
     """The loss of a rule with all targets of a row, the mean of their losses; and the share of them closest to a head.
+
+    `head`: the head that each target is routed to, instead of the closest one.
 
     One sweep over the candidates serves all targets, except that pos-multihead sweeps once for every head that some
     target of the row has chosen, and label-aware once for every target, because its user vector depends on the target.
     """
     check_shapes(heads, items, targets.own, targets.ids, tau)
-    cosines = targets.logits(heads.detach(), 1.0).detach()
-    chosen = torch.nn.functional.one_hot(cosines.argmax(-1), heads.shape[1]).to(heads.dtype)
+    head = targets.logits(heads.detach(), 1.0).argmax(-1) if head is None else head
+    chosen = torch.nn.functional.one_hot(head, heads.shape[1]).to(heads.dtype)
     gamma, shares, best, B = targets.share(), targets.mean(chosen), rule == "all-multihead", len(heads)
     if rule == "pos-multihead":
         rows, head = chosen.any(1).nonzero().T

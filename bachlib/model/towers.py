@@ -181,6 +181,17 @@ class KappaNet(nn.Module):
             return in_parts(self.net, in_full(heads.detach()).reshape(-1, heads.shape[-1])).view(heads.shape[:-1]).exp()
 
 
+class OneKappa(nn.Module):
+    """One κ for all heads of all users, 1/τ at the start: learnt, or fixed."""
+
+    def __init__(self, tau: float, learnt: bool):
+        super().__init__()
+        self.log_kappa = nn.Parameter(torch.tensor(-math.log(tau)), requires_grad=learnt)
+
+    def forward(self, heads: Float[Tensor, "*b d"]) -> Float[Tensor, "*b"]:
+        return self.log_kappa.exp().expand(heads.shape[:-1])
+
+
 class Codebook(nn.Module):
     """k prototypes for all users: the global end of the spectrum (remark 1). `shared` is (k, d)."""
 

@@ -9,7 +9,6 @@ A context, numbers of a user or of a request, goes to the gate or the encoder be
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -20,10 +19,13 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, normalize
 
 from bachlib import BachError
-from bachlib.model import mixture, routing
-from bachlib.model.onepass import Targets, Weights, each_once, in_full
+from bachlib.model import mixture, neighbours, routing
+from bachlib.model.candidates import candidates_of, in_full
+from bachlib.model.hybrid import Both, Hybrid
+from bachlib.model.onepass import fits
+from bachlib.model.shared import shared_log_components
 from bachlib.model.sphere import KERNELS
-from bachlib.model.towers import Codebook, KappaNet, PiTable
+from bachlib.model.towers import Codebook, KappaNet, OneKappa, PiTable
 from bachlib.params import ModelParams
 
 History = Int[Tensor, "B n"]  # item ids, −1 pads on the left
@@ -49,7 +51,7 @@ class Objective(NamedTuple):
     terms: dict[str, Float[Tensor, ""]]  # means over the batch
     gamma: Float[Tensor, "B k"]  # γ, or 1 for the head to which the positive was routed; a mean over several targets
     encoded: Encoded
-    heads: Float[Tensor, "*B k d"]  # with gradient; (k, d) if all users share them
+    heads: Float[Tensor, "*B k d"] | Both  # with gradient; (k, d) if all users share them
 
 
 class TwoTower(nn.Module):
@@ -68,9 +70,15 @@ class TwoTower(nn.Module):
         self.encoder, self.item_tower, self.gate, self.config = encoder, item_tower, gate, config
         self.k, self.d, self.tau, self.n_hist, self.history = (p[x] for x in ("k", "d", "tau", "n_hist", "history"))
         self.objective_name, self.power, self.candidates = row["objective"], p["mind_power"], p["candidates"]
+        self.beta, self.pairwise = p["remi_beta"], p["maxmf_loss"]
+        self.penalty = p["remi_lambda"] * p["remi_batch"] if row["objective"] == "remi" else 0.0
         self.n_context, self.context = n_context, p["context"]  # its numbers, and what reads them
         self.kernel = KERNELS[p["kernel"] or row["kernel"]] if row["kernel"] else None
-        self.kappa_net = KappaNet(self.d, self.tau) if self.kernel else None
+        self.bound = mixture.Bound(p["posterior"], p["through_gamma"], p["temper"])
+        self.kappa_net = None
+        if self.kernel:
+            one = None if p["kappa"] == "net" else OneKappa(self.tau, learnt=p["kappa"] == "shared")
+            self.kappa_net = one or KappaNet(self.d, self.tau)
         if self.history == "frozen" and not hasattr(item_tower, "table"):
             raise BachError("history='frozen' needs an item tower with a `table`; this item tower has none")
 
@@ -95,10 +103,9 @@ class TwoTower(nn.Module):
         """
         tokens, history = self._read(history, rows)
         context = self.checked_context(context, len(history))
-        heads, kappa = self._heads(tokens, history, context)
-        if heads.ndim == 2:  # shared
-            heads, kappa = heads.expand(len(history), -1, -1), kappa.expand(len(history), -1)
-        return Encoded(heads, self._log_pi(tokens, history, user, context), kappa)
+        heads, kappa, _ = self._heads(tokens, history, context)
+        log_pi, n = self._log_pi(tokens, history, user, context), len(history)
+        return Encoded(heads.expand(n, -1, -1), log_pi, kappa.expand(n, -1))
 
     def log_pi(
         self, history: History, user: Users = None, rows: Rows = None, context: Context = None
@@ -151,15 +158,25 @@ class TwoTower(nn.Module):
         there = tokens.new_zeros(tokens.shape[:2], dtype=torch.long)  # no padding
         return self._log_pi(tokens, there, None, self.checked_context(context, len(tokens)))
 
-    def _heads(self, tokens: Tensor, history: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Heads (B, k, d) and κ (B, k), or (k, d) and (k,) if all users share them."""
+    def _heads(self, tokens: Tensor, history: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor, Any]:
+        """Heads (B, k, d) and κ (B, k), or (k, d) and (k,) if all users share them; the attention if penalised.
+
+        A hybrid's heads stay apart: `Both`.
+        """
+        attention = None
         if isinstance(self.encoder, Codebook) and self.encoder.shared is not None:
             heads = self.encoder.shared
+        elif isinstance(self.encoder, Hybrid):
+            heads = self.encoder(*self._input("encoder", tokens, history, context))
+            return heads, heads.kappa(self.kappa_net, 1 / self.tau), None
         else:
-            heads = normalize(in_full(self.encoder(*self._input("encoder", tokens, history, context))), dim=-1)
+            read = self._input("encoder", tokens, history, context)
+            heads, attention = self.encoder.attend(*read) if self.penalty else (self.encoder(*read), None)
+            heads = normalize(in_full(heads), dim=-1)
             if heads.shape != (wanted := (len(history), self.k, self.d)):
                 raise BachError(f"the encoder should return (B, k, d) = {wanted}; got {tuple(heads.shape)}")
-        return heads, self.kappa_net(heads) if self.kappa_net else torch.full_like(heads[..., 0], 1 / self.tau)
+        kappa = self.kappa_net(heads) if self.kappa_net else torch.full_like(heads[..., 0], 1 / self.tau)
+        return heads, kappa, attention
 
     def _log_pi(self, tokens: Tensor, history: Tensor, user: Tensor | None, context: Tensor | None) -> Tensor:
         if isinstance(self.gate, PiTable):
@@ -179,13 +196,15 @@ class TwoTower(nn.Module):
         user: Users = None,
         items: Rows = None,
         context: Context = None,
+        serve_by: str = "density",
     ) -> Tensor:
         """Serving scores (B, n_items) over the catalogue; `items` saves computing `model.items()` again."""
         items = self.items() if items is None else items
         rows = self.item_tower.table if self.history == "frozen" else items
         heads, log_pi, kappa = self.encode(history, user, rows, context)
-        if self.kernel:  # mixture density (eq. 23)
-            return mixture.scores(heads, items, log_pi, kappa, self.kernel)
+        log_pi, kappa, kernel = mixture.served_by(serve_by, heads, items, log_pi, kappa, self.kernel, self.tau)
+        if kernel:  # mixture density (eq. 23)
+            return mixture.scores(heads, items, log_pi, kappa, kernel)
         return torch.stack([heads[:, r] @ items.T for r in range(heads.shape[1])]).amax(0)  # max over heads (eq. 8)
 
     def loss(
@@ -202,26 +221,29 @@ class TwoTower(nn.Module):
         user: Users = None,
         context: Context = None,
         targets: NextItems = None,
+        following: NextItems = None,
+        expected: Float[Tensor, " n_items"] | None = None,
     ) -> Objective:
         """The loss of the method with its terms. Every distinct item of the step is computed once.
 
-        The paper's candidate set C_n is the positives of the batch and the negatives. As a list (the default, and what
-        sampled-softmax code does), an item counts as often as it was drawn; only other copies of a row's own positive
-        are left out. As a set (`candidates="set"`), every item counts once. On MovieLens-1M about 1,780 of the 2,560
-        draws of a step are distinct: they are the candidates, with their counts as weights. There p-bach (k = 8, one
-        seed) had a test AUPRC of 0.0949 with the list and of 0.0969 with the set after three epochs.
+        The candidates are the positives of the batch and the negatives; `candidates` says how often each counts. A row
+        leaves out the items `following`. `expected` corrects for how often each item is drawn (`log_q`).
 
         With `targets`, all next items of each row, its loss is the mean over them as its positive: the expectation of
         the paper's loss over the row's own draw. The draws of the other rows stay candidates (see `onepass.Targets`).
         """
         history, positive = self._history(history), self._ids(positive)
-        ids, row = each_once(torch.cat([positive, self._ids(negatives)]), self.n_items)  # (C,), each draw's place
-        own, counts = row[: len(positive)], torch.bincount(row)
-        weight = torch.ones_like(counts) if self.candidates == "set" else counts
+        following = None if following is None else self._next(following, len(positive), "following")
+        drawn = candidates_of(
+            positive, self._ids(negatives), self.n_items, self.candidates == "set", following, expected
+        )
+        ids, own = drawn.ids, drawn.own
         frozen, at = self.history == "frozen", history.clamp(min=0)
         needed = ids if frozen else torch.cat([at.flatten(), ids])
+        if targets is None and self.objective_name in neighbours.RULES:  # their one target is a case of several
+            targets = positive[:, None]
         if targets is not None:
-            targets = self._targets(targets, len(positive))
+            targets = self._next(targets, len(positive))
             needed = torch.cat([needed, targets.clamp(min=0).flatten()])
         wanted = torch.zeros(self.n_items, dtype=torch.bool, device=ids.device)
         wanted[needed] = True
@@ -229,52 +251,46 @@ class TwoTower(nn.Module):
         candidates = embedding(place[ids], rows)  # (C, d)
         tokens = embedding(at, self.item_tower.table) if frozen else embedding(place[at], rows)
         context = self.checked_context(context, len(history))
-        heads, kappa = self._heads(tokens, history, context)
+        heads, kappa, attention = self._heads(tokens, history, context)
         log_pi = self._log_pi(tokens, history, user, context)
         with torch.autocast(ids.device.type, enabled=False):  # mixed precision is for the towers only
             step = self._elbo if self.objective_name == "elbo" else self._routed
             if targets is not None:
-                vectors = embedding(place[targets.clamp(min=0)], rows)
-                rest = torch.minimum(counts[own] - 1, weight[own])
-                targets = Targets(ids, weight.to(rows), own, rest.to(rows), targets, vectors)
-            weights = Weights(weight.to(rows), rows.new_ones(len(own)))
-            return step(heads, log_pi, kappa, candidates, own, weights, targets)
+                targets = drawn.targets(targets, embedding(place[targets.clamp(min=0)], rows))
+            seen = step(heads, log_pi, kappa, candidates, own, drawn.weights(rows), targets)
+            if attention is not None:
+                seen = seen._replace(loss=seen.loss + self.penalty * neighbours.routing_penalty(attention, self.d))
+            return seen
 
     def _routed(self, heads, log_pi, kappa, candidates, own, weights, targets) -> Objective:
         """The hard-routing losses (eqs. 6, 9, 10); γ is 1 for the head closest to the positive."""
-        if heads.ndim == 2:  # a codebook with hard routing
-            heads, kappa = heads.expand(len(own), -1, -1), kappa.expand(len(own), -1)
-        if targets is not None:
-            loss, gamma = routing.of_all(self.objective_name, heads, candidates, targets, self.tau, self.power)
-            return Objective(loss, {"reconstruction": -loss.detach()}, gamma, Encoded(heads, log_pi, kappa), heads)
-        hard = {
-            "standard": routing.standard,
-            "pos-multihead": routing.pos_multihead,
-            "all-multihead": routing.all_multihead,
-            "label-aware": partial(routing.label_aware, power=self.power),
-        }[self.objective_name]
-        loss = hard(heads, candidates, own, self.tau, weights=weights)
-        gamma = nn.functional.one_hot(routing.routed_head(heads, candidates, own), self.k).to(loss)
+        heads, kappa = heads.expand(len(own), -1, -1), kappa.expand(len(own), -1)  # a codebook with hard routing
+        rule = self.objective_name
+        if rule in neighbours.RULES:
+            loss, gamma = neighbours.of_all(rule, heads, candidates, targets, self.tau, self.beta, self.pairwise)
+        elif targets is not None:
+            loss, gamma = routing.of_all(rule, heads, candidates, targets, self.tau, self.power)
+        else:
+            loss, gamma = routing.of_one(rule, heads, candidates, own, self.tau, self.power, weights)
         return Objective(loss, {"reconstruction": -loss.detach()}, gamma, Encoded(heads, log_pi, kappa), heads)
 
     def _elbo(self, heads, log_pi, kappa, candidates, own, weights, targets) -> Objective:
         """−ELBO (eq. 21); heads that all users share need one product with the candidates for the whole batch."""
         encoded = Encoded(heads.expand(len(own), -1, -1), log_pi, kappa.expand(len(own), -1))
         if targets is not None:
-            log_sigma = self.kernel.log_density(targets.logits(heads, 1.0), encoded.kappa[:, None], heads.shape[-1])
-            loss, seen, gamma = mixture.loss_of_all(heads, candidates, targets, log_pi, log_sigma, self.tau)
-        elif heads.ndim == 2:
+            log_sigma = self.kernel.log_density(targets.logits(heads, 1.0), encoded.kappa[:, None], self.d)
+            step = heads, candidates, targets, log_pi, log_sigma, self.tau, self.bound
+            loss, seen, gamma = mixture.loss_of_all(*step)
+        elif heads.ndim == 2 and (weights.left_out is None or fits(self.tau, heads.dtype)):
             log_sigma = self.kernel.log_density(candidates[own] @ heads.T, encoded.kappa, heads.shape[-1])
-            log_p = mixture.shared_log_components(heads, candidates, own, self.tau, weights=weights)
-            seen = mixture.elbo(log_pi, log_sigma, log_p)
-            loss = -seen.total.mean()
+            log_p = shared_log_components(heads, candidates, own, self.tau, weights=weights)
+            seen = mixture.elbo(log_pi, log_sigma, log_p, self.bound)
+            loss, gamma = -seen.total.mean(), self.bound.log_gamma(log_pi, log_sigma, log_p).detach().exp()
         else:
-            log_sigma = mixture.log_sigma(heads, candidates[own], kappa, self.kernel)
-            loss, seen = mixture.loss(heads, candidates, own, log_pi, log_sigma, self.tau, weights=weights)
-        with torch.no_grad():
-            if targets is None:
-                gamma = mixture.responsibilities(log_pi, log_sigma).exp()
-            terms = {name: getattr(seen, name).mean() for name in ("reconstruction", "prior", "entropy")}
+            u, weighted = encoded.heads if heads.ndim == 2 else heads, {"weights": weights, "bound": self.bound}
+            log_sigma = mixture.log_sigma(u, candidates[own], encoded.kappa, self.kernel)
+            loss, seen, gamma = mixture.loss(u, candidates, own, log_pi, log_sigma, self.tau, **weighted)
+        terms = {name: getattr(seen, name).detach().mean() for name in ("reconstruction", "prior", "entropy")}
         return Objective(loss, terms, gamma, encoded, heads)
 
     def _users(self, user: Tensor | np.ndarray | None, n: int) -> Tensor:
@@ -285,11 +301,11 @@ class TwoTower(nn.Module):
             raise BachError(f"user should be {n} numbers 0 … {known - 1}, one per history; got {user.tolist()[:5]} …")
         return user
 
-    def _targets(self, targets: Tensor | np.ndarray, n: int) -> Int[Tensor, "B M"]:
+    def _next(self, targets: Tensor | np.ndarray, n: int, name: str = "targets") -> Int[Tensor, "B M"]:
         targets = torch.as_tensor(targets, device=self.device)
         if targets.ndim != 2 or len(targets) != n or not bool((targets >= 0).any(1).all()):
             got = f"got {tuple(targets.shape)}: {targets.tolist()!r:.60}"
-            raise BachError(f"targets should be ({n}, M) item ids, one or more per row, −1 where it has fewer; {got}")
+            raise BachError(f"{name} should be ({n}, M) item ids, one or more per row, −1 where it has fewer; {got}")
         return self._ids(targets.where(targets != -1, 0)).where(targets != -1, -1)
 
     def _ids(self, ids: Tensor | np.ndarray, n: int | None = None) -> Int[Tensor, "*n"]:
@@ -312,30 +328,3 @@ class TwoTower(nn.Module):
         if len(gap := ((history[:, :-1] >= 0) & (history[:, 1:] < 0)).nonzero()):
             raise BachError(f"padding (−1) belongs on the left of a history; row {int(gap[0, 0])} has it after an item")
         return history.long()[:, -self.n_hist :]
-
-
-def plain_step_loss(
-    model: TwoTower, history: History, positive: Ids, negatives: Ids, targets: NextItems = None
-) -> Float[Tensor, ""]:
-    """`model.loss` of p-bach and v-bach written plainly: the fast step is tested and measured against it.
-
-    The item tower runs for every token of every history, the Transformers for all rows, and autograd keeps every logit.
-    With `targets`, a step for each target of each row, in which the candidates of the other rows are negatives.
-    """
-    if targets is not None:
-        others = [torch.cat([positive[:n], positive[n + 1 :], negatives]) for n in range(len(positive))]
-        losses = [
-            torch.stack([plain_step_loss(model, history[[n]], item[None], others[n]) for item in of_row[of_row >= 0]])
-            for n, of_row in enumerate(targets)
-        ]
-        return torch.stack([of_row.mean() for of_row in losses]).mean()
-    ids, own = torch.cat([positive, negatives]), torch.arange(len(positive), device=positive.device)
-    if model.candidates == "set":
-        ids = ids.unique()
-        own = (ids == positive[:, None]).nonzero()[:, 1]
-    candidates = model.items(ids)
-    tokens = model.items(history.clamp(min=0).flatten()).view(*history.shape, -1)
-    heads = normalize(model.encoder.plain(tokens, history), dim=-1)
-    log_pi = model.gate.head(model.gate.tower.plain(tokens, history)[:, 0]).log_softmax(-1)
-    log_sigma = mixture.log_sigma(heads, candidates[own], model.kappa_net(heads), model.kernel)
-    return mixture.plain_loss(heads, candidates, own, log_pi, log_sigma, model.tau, ids)

@@ -1,9 +1,10 @@
 """Ranks of items under the mixture density (eq. 23) or the max over heads (eq. 8), counted in a compiled loop.
 
 A rank is one plus the number of items with a higher score, so scores need not be kept, and most need not be exact. The
-cosines of a block are one float32 matrix product. Their densities follow from short polynomials, with a bound on the
-error. Only items whose density is within this bound of a target's are scored again, in float64, by the operations of
-serving (`serve.density`) in the same order. So the ranks are those of the exact scores, ties by number included.
+cosines of a chunk are a float32 product that stays in the cache; its compiled loop uses the widest vectors of this
+machine. Their densities follow from short polynomials, with a bound on the error. Only items whose density is within
+this bound of a target's are scored again, in float64, by the operations of serving (`serve.density`) in the same order.
+So the ranks are those of the exact scores, ties by number included.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import njit, types
+from numba.core import cgutils
 from numba.extending import intrinsic
+from numba.np.arrayobj import make_array
 
 EPS = float(np.finfo(np.float64).eps)
-CHUNK = 256  # items whose densities are in the cache
-ROWS, ROOM = 512, 1 << 19  # heads at a time, and cosines
+CHUNK = 256  # items whose cosines and densities are in the cache
+ROWS, LANES = (8, 32) if binding.get_host_cpu_features().get("avx512f") else (4, 16)  # cosines in registers
 FLOOR, CEILING = -40.0, 120.0  # log₂ density of the lowest target; what is above the ceiling is scored exactly
-F4, I4 = ir.FloatType(), ir.IntType(32)
+F4, I4, I8 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 
 
 def _of_bits(name: str, build):
@@ -56,6 +59,48 @@ L0, L1, L2, L3, L4, L5, L6 = map(f4, (
 E0, E1, E2, E3, E4 = map(f4, (1.0000001, 0.693121, 0.24022107, 0.055922036, 0.009676037))
 
 
+@intrinsic
+def tile(typing_context, rows, first, panel, at, d, out):
+    """out[r, at + i] = Σ_j rows[first + r, j] panel[j, at + i] for r < ROWS and i < LANES, added up in registers."""
+    vector, first_lane = ir.VectorType(F4, LANES), ir.Constant(ir.VectorType(I4, LANES), [0] * LANES)
+
+    def build(context, b, signature, given):
+        row, column, result = (make_array(signature.args[n])(context, b, given[n]).data for n in (0, 2, 5))
+        row, column, result = b.gep(row, [b.mul(given[1], given[4])]), *(b.gep(x, [given[3]]) for x in (column, result))
+        sums = [cgutils.alloca_once_value(b, ir.Constant(vector, [0.0] * LANES)) for _ in range(ROWS)]
+        with cgutils.for_range(b, given[4]) as loop:
+            at = b.gep(column, [b.mul(loop.index, I8(CHUNK))])
+            x = b.load(b.bitcast(at, vector.as_pointer()), align=4)
+            for r in range(ROWS):
+                head = b.load(b.gep(row, [b.add(loop.index, b.mul(given[4], I8(r)))]))
+                head = b.insert_element(ir.Constant(vector, ir.Undefined), head, I4(0))
+                head = b.shuffle_vector(head, head, first_lane)
+                fused = b.fmul(head, x, flags=("contract",))
+                b.store(b.fadd(b.load(sums[r]), fused, flags=("contract",)), sums[r])
+        for r in range(ROWS):
+            at = b.bitcast(b.gep(result, [I8(r * CHUNK)]), vector.as_pointer())
+            b.store(b.load(sums[r]), at, align=4)
+        return context.get_dummy_value()
+
+    return types.void(rows, first, panel, at, d, out), build
+
+
+@njit(nogil=True, cache=True)
+def cosines(rows, first, panel, out):
+    """out (R, CHUNK): those of R rows (a multiple of ROWS) from the first and a chunk of items, panel (d, CHUNK)."""
+    for r in range(0, len(out), ROWS):
+        for i in range(0, CHUNK, LANES):
+            tile(rows, first + r, panel, i, len(panel), out[r:])
+
+
+def in_chunks(items: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "c d CHUNK"]:
+    """The items as columns, CHUNK at a time, the last with zeros behind."""
+    n, d = items.shape
+    made = np.zeros((-(-n // CHUNK), CHUNK, d), np.float32)
+    made.reshape(-1, d)[:n] = items
+    return np.ascontiguousarray(made.transpose(0, 2, 1))
+
+
 @njit(nogil=True, cache=True, fastmath={"contract"}, inline="always")
 def power_of_two(x):
     x = x if x > LOW else LOW
@@ -66,14 +111,14 @@ def power_of_two(x):
 
 
 @njit(nogil=True, cache=True, fastmath={"contract"})
-def densities(t, first, weight, bits, power, soft, out):
+def densities(t, weight, bits, power, soft, out):
     """out_i = Σ_r 2^(weight_r + bits_r x_ri) with x = log₂ (1 + t) or t, roughly; or the largest t. t (k, b) float32.
 
     The loops run over contiguous rows, or they would not be compiled to vector instructions.
     """
     out[:] = f4(0) if soft else f4(-np.inf)
     for r in range(len(t)):
-        row, w, slope = t[r][first : first + len(out)], weight[r], bits[r]
+        row, w, slope = t[r][: len(out)], weight[r], bits[r]
         if not soft:
             for i in range(len(out)):
                 out[i] = row[i] if row[i] > out[i] else out[i]
@@ -135,18 +180,24 @@ def targets_scored(items, columns, log_weight, kappa, power, soft, targets, left
 
 @njit(nogil=True, cache=True)
 def count(
-    t, begin, items, power, soft, left_out, columns, log_weight, kappa, weight, bits, low, high, targets, own, at, last,
-    found,
+    rows, chunks, items, power, soft, left_out, columns, log_weight, kappa, weight, bits, low, high, targets, own, at,
+    last, found,
 ):  # fmt: skip
-    """Add to `found` (B, m) how many items of a block rank before each target. t (B, k, b): their cosines."""
-    B, k, b = t.shape
-    values, again, terms = np.empty(CHUNK, np.float32), np.empty(CHUNK), np.empty(k)
-    for u in range(B):
-        for first in range(0, b, CHUNK):
-            n = min(CHUNK, b - first)
-            densities(t[u], first, weight[u], bits[u], power, soft, values[:n])
-            while at[u] < last[u] and left_out[at[u]] < begin + first + n:
-                values[left_out[at[u]] - begin - first] = -np.inf
+    """Add to `found` (B, m) how many items rank before each target. rows (B k and some, d): the heads."""
+    B, k = log_weight.shape
+    group = 1  # of users, whose heads fill whole tiles
+    while group * k % ROWS:
+        group += 1
+    t, values = np.empty((group * k, CHUNK), np.float32), np.empty(CHUNK, np.float32)
+    again, terms = np.empty(CHUNK), np.empty(k)
+    for c in range(len(chunks)):
+        begin, n = c * CHUNK, min(CHUNK, len(items) - c * CHUNK)
+        for u in range(B):
+            if u % group == 0:
+                cosines(rows, u * k, chunks[c], t)
+            densities(t[u % group * k :][:k], weight[u], bits[u], power, soft, values[:n])
+            while at[u] < last[u] and left_out[at[u]] < begin + n:
+                values[left_out[at[u]] - begin] = -np.inf
                 at[u] += 1
             fresh = True
             for m in range(targets.shape[1]):
@@ -158,11 +209,13 @@ def count(
                     again[:], fresh = np.nan, False
                 for i in range(n):
                     if values[i] >= low[u, m] and not values[i] > high[u, m]:
-                        item = begin + first + i
+                        item, possible = begin + i, possible - 1
                         if np.isnan(again[i]):
                             at_item = (columns[u], log_weight[u], kappa[u], power, soft, terms)
                             again[i] = -np.inf if values[i] == -np.inf else exactly(items[item], *at_item)
                         found[u, m] += again[i] > own[u, m] or (again[i] == own[u, m] and item < targets[u, m])
+                        if possible == above:
+                            break
 
 
 def counted_ranks(
@@ -179,38 +232,27 @@ def counted_ranks(
 
     `rule` is the name of a kernel or "max over heads", and `log_weight` is a_r = log π_r + log C_d(κ_r).
     """
-    (_, k, d), n = heads.shape, len(items)
+    (B, k, d), heads, items = heads.shape, heads.numpy(), items.numpy()
     power, soft = rule == "power-spherical", rule != "max over heads"
-    vectors, columns = items.numpy(), np.ascontiguousarray(heads.mT.numpy(), np.float64)
+    columns = np.ascontiguousarray(heads.transpose(0, 2, 1), np.float64)
     own, found = np.empty(targets.shape), np.ones(targets.shape, np.int64)
-    targets_scored(vectors, columns, log_weight, kappa, power, soft, targets, left_out, starts, own)
+    targets_scored(items, columns, log_weight, kappa, power, soft, targets, left_out, starts, own)
     lowest = np.where(np.isfinite(own), own, np.inf).min(1, keepdims=True)
     weight = (log_weight - np.where(np.isfinite(lowest), lowest, 0.0)) / math.log(2) + FLOOR
     bits = kappa if power else kappa / math.log(2)
     low, high = between(own, lowest, weight, kappa, d, power, soft)
     with np.errstate(over="ignore"):
         single = [x.astype(np.float32) for x in (weight, bits, low, high)]
-    at, last, size = starts[:-1].copy(), starts[1:], max(1, ROWS // k)
-    width = min(n, ROOM // (size * k))
-    room, threads = heads.new_empty(size * k * width), torch.get_num_threads()
-    with ThreadPoolExecutor(threads) as pool:
-        for first in range(0, len(heads), size):
-            some = heads[first : first + size]
-            edges = np.linspace(0, len(some), min(threads, len(some)) + 1).astype(int)
-            for begin in range(0, n, width):
-                block = items[begin : begin + width]
-                t = room[: len(some) * k * len(block)].view(len(some) * k, -1)
-                t = torch.mm(some.flatten(0, 1), block.T, out=t).numpy().reshape(len(some), k, -1)
+    rows = np.zeros(((B + ROWS) * k, d), np.float32)  # the last group reads on
+    rows[: B * k], chunks = heads.reshape(-1, d), in_chunks(items)
+    of_users = (columns, log_weight, kappa, *single, targets, own, starts[:-1].copy(), starts[1:], found)
 
-                def part(a: int, b: int, t: np.ndarray = t, begin: int = begin, first: int = first) -> None:
-                    u = slice(first + a, first + b)
-                    of_users = [x[u] for x in (columns, log_weight, kappa, *single, targets, own, at, last, found)]
-                    count(t[a:b], begin, vectors, power, soft, left_out, *of_users)
+    def part(a: int, b: int) -> None:
+        count(rows[a * k :], chunks, items, power, soft, left_out, *(x[a:b] for x in of_users))
 
-                if threads == 1:
-                    part(0, len(some))
-                else:
-                    list(pool.map(part, edges[:-1], edges[1:]))
+    edges = np.linspace(0, B, min(torch.get_num_threads(), B) + 1).astype(int)
+    with ThreadPoolExecutor(len(edges) - 1) as pool:
+        list(pool.map(part, edges[:-1], edges[1:]))
     return found
 
 

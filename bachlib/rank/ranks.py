@@ -19,8 +19,9 @@ from torch.nn import Module
 
 from bachlib import BachError, NotFinite
 from bachlib.data.dataset import Dataset, Split
+from bachlib.model.mixture import served_by
 from bachlib.model.twotower import TwoTower
-from bachlib.params import N_HIST
+from bachlib.params import N_HIST, ServeBy
 
 BLOCK, USERS = 1 << 21, 512  # scores at a time, and users whose scores are not kept
 Users = Int[np.ndarray, " U"]
@@ -28,9 +29,12 @@ Users = Int[np.ndarray, " U"]
 Exclude = Literal["earlier", "history", "nothing"]
 
 
-def sample_users(dataset: Dataset, at_most: int, seed: int, cold: bool = False) -> Users:
-    """The users that are trained on (or the cold ones), ascending; if there are more than `at_most`, a random draw."""
-    users = dataset.cold if cold else dataset.warm
+def sample_users(dataset: Dataset, at_most: int, seed: int, cold: bool = False, split: Split = "test") -> Users:
+    """The users that are trained on (or the cold ones) and have held-out items, ascending; if there are more than
+    `at_most`, a random draw."""
+    users = np.intersect1d(dataset.cold if cold else dataset.warm, dataset.evaluated(split))
+    if not len(users):
+        raise BachError(f"no {'cold ' if cold else ''}user of {dataset!r} has {split} items and a history before them")
     if len(users) <= at_most:
         return users
     return np.sort(np.random.default_rng(seed).choice(users, at_most, replace=False))
@@ -41,12 +45,17 @@ class Scored(NamedTuple):
 
     users: Int[np.ndarray, " B"]
     scores: Float[Tensor, "B n_items"]
-    targets: Int[Tensor, "B 10"]
+    targets: Int[Tensor, "B 10"]  # a user with fewer is padded with −1
 
 
 @torch.no_grad()
 def score_blocks(
-    model: Module, dataset: Dataset, users: Users, split: Split, exclude: Exclude = "earlier"
+    model: Module,
+    dataset: Dataset,
+    users: Users,
+    split: Split,
+    exclude: Exclude = "earlier",
+    serve_by: ServeBy = "density",
 ) -> Iterator[Scored]:
     """Scores of the whole catalogue, a block of users at a time."""
     was_training, n_hist = model.training, getattr(model, "n_hist", N_HIST)
@@ -59,6 +68,7 @@ def score_blocks(
             block = users[start : start + size]
             history, targets = dataset.history(block, split, n_hist), dataset.targets(block, split)
             also = {"user": block, "items": items, "context": dataset.context_for(model, block, split)}
+            also["serve_by"] = serve_by
             scores = torch.as_tensor(model.score(history, **{name: also[name] for name in also if name in takes}))
             if scores.shape != (len(block), dataset.n_items):
                 wanted = f"(B, n_items) = {(len(block), dataset.n_items)}"
@@ -87,7 +97,12 @@ def target_ranks(model: Module, dataset: Dataset, users: Users, split: Split) ->
 
 
 def rank_blocks(
-    model: Module, dataset: Dataset, users: Users, split: Split, exclude: Exclude = "earlier"
+    model: Module,
+    dataset: Dataset,
+    users: Users,
+    split: Split,
+    exclude: Exclude = "earlier",
+    serve_by: ServeBy = "density",
 ) -> Iterator[tuple[Users, Int[np.ndarray, "B 10"]]]:
     """(users, ranks of their held-out items), a block of users at a time.
 
@@ -95,7 +110,7 @@ def rank_blocks(
     of a model of one's own are compared as they are.
     """
     if not (getattr(model.score, "__func__", None) is TwoTower.score and str(model.device) == "cpu"):
-        for block in score_blocks(model, dataset, users, split, exclude):
+        for block in score_blocks(model, dataset, users, split, exclude, serve_by):
             yield block.users, ranks(block.scores, block.targets)
         return
     counting, was_training = import_module("bachlib.rank.counting"), model.training  # numba is imported late
@@ -114,9 +129,10 @@ def rank_blocks(
                 heads, log_pi, kappa = model.encode(*at)
                 if not bool(heads.isfinite().all() & log_pi.isfinite().all() & items.isfinite().all()):
                     raise NotFinite("the model's vectors are not finite: its weights have diverged")
+                log_pi, kappa, kernel = served_by(serve_by, heads, items, log_pi, kappa, model.kernel, model.tau)
                 rule, log_weight, kappa = "max over heads", torch.zeros_like(log_pi), kappa.double()
-                if model.kernel:
-                    rule, log_weight = model.kernel.name, log_pi + model.kernel.log_normalizer(kappa, heads.shape[-1])
+                if kernel:
+                    rule, log_weight = kernel.name, log_pi + kernel.log_normalizer(kappa, heads.shape[-1])
                 else:
                     kappa = torch.ones_like(kappa)
                 row, item = _excluded(dataset, block, split, exclude, model.n_hist)
@@ -124,18 +140,18 @@ def rank_blocks(
                 starts = np.searchsorted(key, np.arange(len(block) + 1) * dataset.n_items)
                 weights = (x.double().numpy() for x in (log_weight, kappa))
                 targets = dataset.targets(block, split)
-                yield (
-                    block,
-                    counting.counted_ranks(
-                        heads.contiguous(), items, *weights, rule, targets, key % dataset.n_items, starts
-                    ),
+                some = np.maximum(np.where(targets >= 0, targets, targets[:, :1]), 0)  # a target in place of padding
+                found = counting.counted_ranks(
+                    heads.contiguous(), items, *weights, rule, some, key % dataset.n_items, starts
                 )
+                yield block, np.where(targets >= 0, found, 0)
     finally:
         model.train(was_training)
 
 
 def ranks(scores: Float[Tensor, "B n"], targets: Int[Tensor, "B m"]) -> Int[np.ndarray, "B m"]:
-    """1 + the number of items with a higher score, or an equal score and a lower number; faster than sorting."""
+    """1 + the number of items with a higher score, or an equal score and a lower number; faster than sorting. The rank
+    of padding (−1) is 0."""
     if scores.device.type != "cpu":
         return plain_ranks(scores, targets).cpu().numpy()
     values, wanted = scores.numpy(), targets.numpy()
@@ -146,13 +162,14 @@ def ranks(scores: Float[Tensor, "B n"], targets: Int[Tensor, "B m"]) -> Int[np.n
             np.greater_equal(value[: item + 1], own, out=better[: item + 1])  # the item itself is the 1
             np.greater(value[item + 1 :], own, out=better[item + 1 :])
             found[row, j] = np.count_nonzero(better)
-    return found
+    return np.where(wanted >= 0, found, 0)
 
 
 def plain_ranks(scores: Float[Tensor, "B n"], targets: Int[Tensor, "B m"]) -> Int[Tensor, "B m"]:
     """`ranks` with comparisons of whole blocks, for any device."""
+    there, targets = targets >= 0, targets.clamp(min=0)
     own = scores.gather(1, targets)
     number = torch.arange(scores.shape[1], device=scores.device)
     better = [(scores > own[:, j, None]).sum(1) for j in range(targets.shape[1])]
     tied = [((scores == own[:, j, None]) & (number < targets[:, j, None])).sum(1) for j in range(targets.shape[1])]
-    return 1 + torch.stack(better, 1) + torch.stack(tied, 1)
+    return (1 + torch.stack(better, 1) + torch.stack(tied, 1)) * there

@@ -47,7 +47,10 @@ class Labels:
     def resized(self, n: int) -> Labels:
         """For n known items: those that came later have no labels yet."""
         raw_ids = self.raw_ids and [*self.raw_ids[:n], *[None] * (n - len(self.raw_ids))]
-        return Labels(raw_ids, self.genres and [*self.genres[:n], *[[]] * (n - len(self.genres))])
+        made = Labels(raw_ids, self.genres and [*self.genres[:n], *[[]] * (n - len(self.genres))])
+        if raw_ids and len(self.raw_ids) <= n:  # the same numbers: the first new item would wait for counting them
+            made.__dict__["number"] = self.number
+        return made
 
     def replaced(self, raw_ids: Any, genres: Any) -> tuple[list | None, list | None]:
         """(raw ids, genres), those given in place of the first ones here."""

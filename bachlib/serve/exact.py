@@ -4,7 +4,8 @@ An item reaches the K-th best score θ only if Σ_r exp(term_r) ≥ e^θ. Three 
     1. With parts λ_r that sum to e^θ, at least one head has to give its part: t_r ≥ cut_r. One comparison per cosine.
     2. Each head's term is looked up in a table of its density over the cosine, rounded up. No logarithm or exponential.
     3. The score itself in float64 (`density`), for a few hundred items.
-The cosines of a block are one float32 matrix product; 1 and 2 allow for its rounding. So every skipped item is proved
+The cosines of a block are one float32 matrix product, compiled with the widest vectors of this machine if the heads
+fill them; 1 and 2 allow for its rounding. So every skipped item is proved
 to be worse, and the slate is that of `density.brute_force`, to the bit.
 """
 
@@ -16,7 +17,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from bachlib.serve.density import Best, LeftOut, Query, rounding
-from bachlib.serve.kernels import BINS, fill_tables, roughly, sift, thresholds
+from bachlib.serve.kernels import BINS, HEADS, ITEMS, fill_tables, product, roughly, sift, thresholds
 
 BLOCK, WIDTH = 1 << 18, 8192  # cosines at a time (a megabyte), and items at the most
 USERS = 64  # at a time
@@ -36,7 +37,7 @@ def top_k(query: Query, items: Float[np.ndarray, "n d"], K: int, left_out: LeftO
 def _scan(best: Best, users: slice) -> None:
     query, items = best.query[users], best.items
     (B, k, d), n, peak = query.heads.shape, len(items), _peaks(query)
-    rows, slack = query.heads.reshape(-1, d).T, rounding(d)
+    slack, columns = rounding(d), columns_of(query.heads)
     order, shift, table = np.argsort(peak, axis=1), None, np.empty((B, k, BINS + 2), np.float32)
     starts = best.left_out.starts[users.start : users.stop + 1]
     K = best.scores.shape[1]
@@ -46,7 +47,12 @@ def _scan(best: Best, users: slice) -> None:
     room = np.empty((width, B * k), np.float32)
     for begin in range(0, n, width):
         block = items[begin : begin + width]
-        t = np.dot(block, rows, out=room[: len(block)]).reshape(len(block), B, k)
+        t = room[: len(block)]
+        if columns is None or len(block) < ITEMS:
+            np.dot(block, query.heads.reshape(-1, d).T, out=t)
+        else:
+            product(block, columns, t)
+        t = t.reshape(len(block), B, k)
         if begin == 0:
             if np.isneginf(best.worst[users]).any():
                 places = _promising(query, t, wanted)
@@ -57,6 +63,14 @@ def _scan(best: Best, users: slice) -> None:
             t, begin, items, best.columns[users], query.log_weight, query.kappa, query.power, query.soft,
             peak, order, slack, table, shift, best.left_out.items, starts, best.scores[users], best.found[users],
         )  # fmt: skip
+
+
+def columns_of(heads: Float[np.ndarray, "B k d"]) -> Float[np.ndarray, "g dh"] | None:
+    """The heads as `product` reads them: two dimensions of HEADS heads at a time; None where they do not fit."""
+    (B, k, d), n = heads.shape, heads.shape[0] * heads.shape[1] // HEADS
+    if B * k % HEADS or d % 2:
+        return None
+    return np.ascontiguousarray(heads.reshape(n, HEADS, d // 2, 2).transpose(0, 2, 1, 3)).reshape(n, -1)
 
 
 def _promising(query: Query, t: Float[np.ndarray, "b B k"], wanted: int) -> Int[np.ndarray, "B wanted"]:

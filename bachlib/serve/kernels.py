@@ -7,13 +7,60 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
+from llvmlite import binding, ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numba.np.arrayobj import make_array
 
 EPS = float(np.finfo(np.float64).eps)
 BINS = 256  # of a head's table
 CHUNK = 512  # items between two updates of θ
 STEP = 16  # entries of a prototype's list at a time
 TRUSTED = 1e-20  # sums of densities above this are not affected by those that count as 0
+HEADS, ITEMS = 8, 12 if binding.get_host_cpu_features().get("avx512f") else 6  # whose cosines are in registers
+
+
+@intrinsic
+def tile(typing_context, items, at, columns, group, d, out, place, width):
+    """out[place + i width + r] = Σ_j items[at + i d + j] u_rj for i < ITEMS and r < HEADS, in registers: two dimensions
+    of all heads are one vector, columns[group + 2 HEADS (j // 2) :], and each pair of an item's numbers is repeated."""
+    f4, i8, lanes = ir.FloatType(), ir.IntType(64), 2 * HEADS
+    vector, pair, half = (ir.VectorType(f4, n) for n in (lanes, 2, HEADS))
+
+    def order(*places):
+        return ir.Constant(ir.VectorType(ir.IntType(32), len(places)), places)
+
+    def build(context, b, signature, given):
+        item, column, result = (make_array(signature.args[n])(context, b, given[n]).data for n in (0, 2, 5))
+        item, column, result = b.gep(item, [given[1]]), b.gep(column, [given[3]]), b.gep(result, [given[6]])
+        sums = [cgutils.alloca_once_value(b, ir.Constant(vector, [0.0] * lanes)) for _ in range(ITEMS)]
+        with cgutils.for_range(b, b.udiv(given[4], i8(2))) as loop:
+            at = b.gep(column, [b.mul(loop.index, i8(lanes))])
+            heads = b.load(b.bitcast(at, vector.as_pointer()), align=4)
+            for i in range(ITEMS):
+                at = b.gep(item, [b.add(b.mul(loop.index, i8(2)), b.mul(given[4], i8(i)))])
+                two = b.load(b.bitcast(at, pair.as_pointer()), align=4)
+                two = b.fmul(b.shuffle_vector(two, two, order(*[0, 1] * HEADS)), heads, flags=("contract",))
+                b.store(b.fadd(b.load(sums[i]), two, flags=("contract",)), sums[i])
+        for i in range(ITEMS):
+            x = b.load(sums[i])
+            even, odd = (b.shuffle_vector(x, x, order(*range(first, lanes, 2))) for first in (0, 1))
+            at = b.bitcast(b.gep(result, [b.mul(given[7], i8(i))]), half.as_pointer())
+            b.store(b.fadd(even, odd), at, align=4)
+        return context.get_dummy_value()
+
+    return types.void(items, at, columns, group, d, out, place, width), build
+
+
+@njit(nogil=True, cache=True)
+def product(items, columns, out):
+    """out (b, R) = items (b, d) × heads, which are `columns` (R / HEADS, d HEADS): see `tile`. b ≥ ITEMS."""
+    (b, d), width = items.shape, out.shape[1]
+    for at in range(0, b, ITEMS):
+        i = min(at, b - ITEMS)  # the last items once more
+        for g in range(len(columns)):
+            tile(items, i * d, columns, g * d * HEADS, d, out, i * width + g * HEADS, width)
 
 
 @njit(nogil=True, cache=True)
@@ -190,8 +237,9 @@ def collect(t, cut, hits):
             passes = 0
             for r in range(k):
                 passes += t[i, u, r] >= cut[u, r]
-            hits[count, 0], hits[count, 1] = i, u
-            count += passes > 0
+            if passes > 0:
+                hits[count, 0], hits[count, 1] = i, u
+                count += 1
     return count
 
 
@@ -276,3 +324,15 @@ def descend(lists, density, weight, K, left_out, scores, places, budget, off):
         if top[K - 1] > TRUSTED and top[K - 1] * (1.0 - 2 * off) > bound * (1.0 + 2 * off):
             return count, True
     return count, False
+
+
+@njit(nogil=True, cache=True)
+def bounds(t, table, shared, out):
+    """out_i: a bound on the sum over heads: `shared`, and the tables of the other heads at their cosines t (n, k)."""
+    n, k = t.shape
+    for i in range(n):
+        total = shared[i]
+        for r in range(k):
+            place = int((t[i, r] + np.float32(1.0)) * np.float32(0.5 * BINS))
+            total += table[r, min(max(place, 0), BINS + 1)]
+        out[i] = total

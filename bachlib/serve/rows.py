@@ -22,9 +22,14 @@ _lock = threading.Lock()
 def roomy(shape: tuple[int, ...], dtype: np.dtype | type) -> Shaped[np.ndarray, "n ..."]:
     """An empty array with room for an eighth more rows behind it."""
     n, *rest = shape
-    room = np.ndarray.__new__(Roomy, (n + n // 8 + 8, *rest), dtype)
+    return first_of(np.ndarray.__new__(Roomy, (n + n // 8 + 8, *rest), dtype), n)
+
+
+def first_of(room: Shaped[np.ndarray, "m ..."], n: int) -> Shaped[np.ndarray, "n ..."]:
+    """The first n rows of an array that nobody else writes to; the others are room for more."""
+    room = np.ndarray.__new__(Roomy, room.shape, room.dtype, buffer=room)
     room.used = n
-    return np.ndarray(shape, dtype, buffer=room)  # its base is the room itself, not a view of it
+    return np.ndarray((n, *room.shape[1:]), room.dtype, buffer=room)  # its base is the room itself, not a view of it
 
 
 def appended(

@@ -2,7 +2,8 @@
 
     CURRENT             name of the current generation and checksum of its meta.json, replaced in one rename
     gen-000007/         meta.json (strategy, settings, hash of the model, checksums) and the arrays, memory-mapped;
-                        labels.parquet: raw ids and genres of all known items
+                        labels.parquet: raw ids and genres of all known items. Arrays that grow with the items have
+                        room for more behind them, so that the first change after loading need not copy them
 
 A new generation is written beside the old one, then CURRENT is replaced. A process that has the old one open keeps it,
 even after its files were removed; a process that opens the folder finds either the old or the new one, complete.
@@ -25,8 +26,10 @@ from bachlib import BachError
 from bachlib.files import canonical_json, only_one, whole_folder, write_text
 from bachlib.serve.catalogue import Catalogue, Labels
 from bachlib.serve.codebook import CodebookArrays, CodebookLists
+from bachlib.serve.rows import first_of
 
-FORMAT, READ = 3, (1, 2, 3)  # format 1 has no labels, 2 no removed items that keep their places
+FORMAT, READ = 4, (1, 2, 3, 4)  # format 1 has no labels, 2 no removed items that keep their places, 3 no room
+GROWING = ("vectors", "tokens", "items", "density")
 GENERATION = re.compile(r"gen-\d{6,}")
 _AGAIN = "write it again with retriever.save"
 
@@ -57,14 +60,19 @@ def write(folder: Path, catalogue: Catalogue, about: dict[str, Any]) -> Path:
             if catalogue.codebook is not None:
                 arrays |= {part: array for part, array in catalogue.codebook._asdict().items() if part != "items"}
             for part, array in arrays.items():
-                np.save(new / f"{part}.npy", array)
+                room = len(array) // 8 + 8 if part in GROWING else 0
+                shape = (len(array) + room, *array.shape[1:])
+                mapped = np.lib.format.open_memmap(new / f"{part}.npy", "w+", array.dtype, shape)
+                mapped[: len(array)] = array
+                mapped.flush()
             if catalogue.index is not None:
                 catalogue.index.save(new / "neighbours.faiss")
             labels = {"raw_id": catalogue.labels.raw_ids, "genres": catalogue.labels.genres}
             if labels := {name: _column(name, given) for name, given in labels.items() if given is not None}:
                 pq.write_table(pa.table(labels), new / "labels.parquet")
+            rows = {part: len(array) for part, array in arrays.items() if part in GROWING}
             files = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in new.iterdir()}
-            (new / "meta.json").write_text(canonical_json({"format": FORMAT, **about, "files": files}))
+            (new / "meta.json").write_text(canonical_json({"format": FORMAT, **about, "files": files, "rows": rows}))
         write_text(folder / "CURRENT", f"{name} {_sha256(folder / name / 'meta.json')}\n")
         for old in there[:-1]:
             shutil.rmtree(folder / old, ignore_errors=True)
@@ -99,11 +107,13 @@ def _read(folder: Path, current: bytes, verify: bool) -> tuple[Catalogue, dict[s
         if verify and _sha256(where / name) != file["sha256"]:
             raise BachError(f"{where / name} is damaged: its checksum is another; {_AGAIN}")
     arrays = [where / name for name in about["files"] if name.endswith(".npy")]
-    parts = {path.stem: np.asarray(np.load(path, mmap_mode="c")) for path in arrays}  # copy on write
+    mapped = {path.stem: np.load(path, mmap_mode="c") for path in arrays}  # copy on write
+    parts = {part: np.asarray(array) for part, array in mapped.items()}
+    parts |= {part: first_of(mapped[part], n) for part, n in about.get("rows", {}).items()}
     vectors = parts["vectors"]
     catalogue = Catalogue(vectors, parts.get("tokens", vectors), parts["numbers"], parts.get("items", vectors))
     catalogue = catalogue._replace(gone=parts.get("gone", catalogue.gone))
-    if about["strategy"] == "codebook":
+    if "prototypes" in parts:
         parts["items"], kind = catalogue.items, CodebookLists if "entries" in parts else CodebookArrays
         catalogue = catalogue._replace(codebook=kind(*(parts[name] for name in kind._fields)))
     if about["strategy"] == "two-step":

@@ -31,7 +31,6 @@ from bachlib.evaluate.paper import MAIN
 from bachlib.evaluate.statistics import draws, interval
 from bachlib.files import canonical_json, output_dir, read_json
 from bachlib.model.twotower import Encoded, TwoTower
-from bachlib.params import N_TEST
 from bachlib.serve import Retriever
 from bachlib.show import plots
 from bachlib.show.maps import layout, regions
@@ -190,11 +189,13 @@ class Portrait:
         of, u = self.people.seen_by(at), int(self.people.users[at])
         titles, names = np.array(dataset.titles, object), of.names_of(at)
         sequence = np.asarray(dataset.sequence(u), np.int64)
-        last, earlier = sequence[-(model.n_hist + N_TEST) :], sequence[:-N_TEST]
+        begin, later = int(dataset.begins["test"][u]), dataset.targets([u], "test")[0]
+        earlier, later = sequence[:begin], later[later >= 0]
+        last = np.concatenate([earlier[-model.n_hist :], later])
         gamma = diagnostics.explained(model, _rows(of, [at]), last[None]).gamma[0]
         needed = int(np.searchsorted(np.cumsum(np.sort(gamma.mean(0))[::-1]), 0.9)) + 1
         text = f"{needed} of {model.k} heads explain nine tenths of this user's {len(gamma)} items"
-        strip = plots.history_strip(gamma[:, of.shown], titles[last], names, N_TEST, of.shown, text)
+        strip = plots.history_strip(gamma[:, of.shown], titles[last], names, len(later), of.shown, text)
         most = min(K, dataset.n_items - len(set(earlier.tolist())))
         context = dataset.context_for(model, [u], "test")
         slate = Retriever(model, "exact").retrieve([earlier], most, user=[u], context=context)
@@ -304,7 +305,8 @@ def item_map(model: TwoTower, dataset: Dataset, of: People) -> go.Figure:
         title = f"Where the vector of user {of.users[at]} stands among the items"
     xy, head_xy = layout(vectors, u)
     top = np.argsort(-cosine, axis=0, kind="stable")[:5].T
-    history = [] if of.shared else np.flatnonzero(np.isin(chosen, dataset.sequence(int(of.users[at]))[:-N_TEST]))
+    who = int(of.users[at])
+    history = [] if of.shared else np.flatnonzero(np.isin(chosen, dataset.sequence(who)[: dataset.begins["test"][who]]))
     words = regions(xy, of.genres.first[chosen], of.genres.names, WORDS)
     return plots.map_of_items(
         xy, best.argmax(1), [label(titles[i]) for i in chosen], head_xy, names, weight, top.tolist(), words, history,

@@ -22,7 +22,6 @@ from jaxtyping import Float, Int
 
 from bachlib import BachError
 from bachlib.data import Dataset
-from bachlib.params import N_TEST
 from bachlib.serve.catalogue import known_ids
 from bachlib.serve.density import Query, log_sum_exp
 from bachlib.serve.retriever import Retriever
@@ -87,7 +86,7 @@ def _table(one: dict[str, Any], slate: Reranked, titles: Sequence[str]) -> str:
 def _user(retriever: Retriever, dataset: Dataset, of: People, at: int) -> tuple[dict[str, Any], Shortlist]:
     """What the sliders of one user work on; `page.js` reads it."""
     u, rest = int(of.users[at]), bool(of.left)
-    earlier, later = np.split(np.asarray(dataset.sequence(u), np.int64), [-N_TEST])
+    earlier, later = np.split(np.asarray(dataset.sequence(u), np.int64), [int(dataset.begins["test"][u])])
     context = dataset.context_for(retriever.model, [u], "test")
     found = _compact(shortlist(retriever, earlier, dataset.n_items, apart=of.shown, user=u, context=context))
     vectors, known = retriever.catalogue.vectors, np.unique(earlier)

@@ -64,11 +64,15 @@ def fit(
 class _Training:
     def __init__(self, run: Run, dataset: Dataset, params: TrainParams, team: Group, quiet: bool):
         self.run, self.model, self.dataset, self.p, self.team = run, run.model, dataset, params, team
-        self.windows = Windows(
-            dataset, params.batch_size, params.seed, self.model.n_hist, following=params.targets == "all"
-        )
+        following = params.targets == "all" or params.false_negatives == "next"
+        self.windows = Windows(dataset, params.batch_size, params.seed, self.model.n_hist, following)
         self.parameters = [q for q in self.model.parameters() if q.requires_grad]
         self.device = self.parameters[0].device
+        self.also = {}  # what else every step reads
+        if params.log_q:  # how often each item is expected among a row's candidates, see `candidates`
+            others, share = min(params.batch_size, len(self.windows)) - 1, self.windows.target_shares()
+            expected = torch.from_numpy(others * share + params.n_negatives / dataset.n_items)
+            self.also["expected"] = expected.to(self.device)
         self.reads_context = bool(getattr(self.model, "n_context", 0))
         self.optimizer = torch.optim.Adam(self.parameters, lr=params.learning_rate, fused=True)
         self.watch = Watch(self.model.k, self.device)
@@ -140,7 +144,8 @@ class _Training:
         user, history, positive, negatives = (torch.from_numpy(x).to(self.device) for x in arrays)
         also = {"context": batch.context} if self.reads_context else {}
         also |= {"targets": batch.following} if self.p.targets == "all" else {}
-        also = {name: torch.from_numpy(x[mine]).to(self.device) for name, x in also.items()}
+        also |= {"following": batch.following} if self.p.false_negatives == "next" else {}
+        also = {name: torch.from_numpy(x[mine]).to(self.device) for name, x in also.items()} | self.also
         mixed = self.p.precision == "mixed" or (self.p.precision == "auto" and self.device.type == "cuda")
         self.optimizer.zero_grad()
         seen, wrong, loss = None, "", torch.tensor(torch.nan)
@@ -226,7 +231,7 @@ class _Training:
 
 def validation_auprc(model: nn.Module, dataset: Dataset, p: TrainParams, team: Group) -> float:
     """Mean AP of the validation items over the full ranking; each process ranks for its share of the users."""
-    users = sample_users(dataset, p.valid_users, p.seed)
+    users = sample_users(dataset, p.valid_users, p.seed, split="valid")
     mine = users[team.rank :: team.size]
     found = average_precision_of_ranks(target_ranks(model, dataset, mine, "valid")).sum() if len(mine) else 0.0
     device = next(iter([*model.parameters(), *model.buffers()])).device

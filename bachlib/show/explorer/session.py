@@ -69,7 +69,7 @@ class Session:
         """A user of the data set, before the held-out items; everything they had is left out of slates."""
         past = self.dataset.history([user], "test", len(self.dataset.sequence(user)))[0]
         self.user, self.had, self._context_of = int(user), past[past >= 0], int(user)
-        self.later = set(self.dataset.targets([user], "test")[0].tolist())
+        self.later = set(self.dataset.targets([user], "test")[0].tolist()) - {-1}
         self.history, self._heads = self.had, None
 
     def read(self, history: Sequence[int]) -> None:

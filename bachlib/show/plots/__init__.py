@@ -7,7 +7,7 @@ all of them for a dark page.
 # ruff: noqa: F401, I001 (an import here is a public name; a line per name would be a page)
 # fmt: off
 from bachlib.show.plots.answers import (
-    calibration_controls, diversity_and_recall, genre_coverage, gradient_noise, posterior_gap,
+    calibration_controls, diversity_and_recall, genre_coverage, gradient_noise, posterior_gap, shuffle_test,
 )
 from bachlib.show.plots.data import bars, funnel, long_tail, proportions, sequence_lengths, spectrum, timeline, windows
 from bachlib.show.plots.evaluate import (
@@ -18,9 +18,10 @@ from bachlib.show.plots.heads import (
     recovered_interests, slate_by_head,
 )
 from bachlib.show.plots.serve import (
-    adversary, cold_start_curve, pareto, pi_slopes, recall_and_cost, recall_by_budget, rows_looked_at,
+    adversary, cold_start_curve, dials, pareto, pi_slopes, recall_and_cost, recall_by_budget, rows_looked_at,
     slate_slopes,
 )
+from bachlib.show.plots.speed import amounts, goal_bars, growth_curves, parts_of_a_step, peer_bars
 from bachlib.show.plots.sphere import (
     cosine_of_samples, kernels_against_cosine, kernels_matched, log_normalizers, mixture_on_sphere, sphere,
 )

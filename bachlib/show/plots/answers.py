@@ -20,8 +20,8 @@ def gradient_noise(table: pd.DataFrame) -> go.Figure:
 def posterior_gap(table: pd.DataFrame) -> go.Figure:
     """How far γ is from γ^con at each number of heads; a line per name that several tables share before ` k=`."""
     ends = table.sort_values("k")
-    text = f"γ is {ends['KL gap'].iloc[0]:.2f} nats from γ^con with {ends['k'].iloc[0]} heads, "
-    figure = go.Figure(layout_title=f"{text}{ends['KL gap'].iloc[-1]:.2f} with {ends['k'].iloc[-1]}")
+    text = f"γ is {ends['KL gap'].iloc[0]:.2g} nats from γ^con with {ends['k'].iloc[0]} heads, "
+    figure = go.Figure(layout_title=f"{text}{ends['KL gap'].iloc[-1]:.2g} with {ends['k'].iloc[-1]}")
     for n, (name, rows) in enumerate(ends.groupby([label.split(" k=")[0] for label in ends.index], sort=False)):
         figure.add_scatter(x=rows["k"], y=rows["KL gap"], mode="lines+markers", name=name, line_color=colour(n),
                            customdata=rows[["total variation", "same head"]],
@@ -34,10 +34,9 @@ def posterior_gap(table: pd.DataFrame) -> go.Figure:
 def calibration_controls(table: pd.DataFrame) -> go.Figure:
     """Calibration errors with the user's π and with another user's; the name of a row is its model."""
     own, other = "error", "error with another user's π"
-    ratio = (table[other] / table[own]).min()
-    figure = go.Figure(
-        layout_title=f"With another user's π the calibration error is at least {ratio:.1f} times as large"
-    )
+    name = table["nats that π_u is worth"].idxmax()
+    mine, theirs = table.loc[name, [own, other]]
+    figure = go.Figure(layout_title=f"{name}: the calibration error is {mine:.3f}, with another user's π {theirs:.3f}")
     for name, shade in ((own, colour(0)), (other, GREY)):
         figure.add_bar(x=table.index.astype(str), y=table[name], name=name, marker_color=shade)
     return figure.update_layout(barmode="group", yaxis_title="calibration error", legend=BELOW)
@@ -73,3 +72,18 @@ def diversity_and_recall(table: pd.DataFrame) -> go.Figure:
             hovertemplate="strength %{text}<br>recall %{x:.3f}<br>diversity %{y:.3f}",
         )  # fmt: skip
     return figure.update_layout(xaxis_title="recall", yaxis_title="diversity", legend=BELOW)
+
+
+def shuffle_test(table: pd.DataFrame) -> go.Figure:
+    """The change in accuracy if histories are shuffled, by model."""
+    own, metric = table[table["shuffled"] == "order"].set_index("model"), table.columns[3]
+    most = own["gain"].idxmin()
+    text = f"{most} notices the order most: {own.loc[most, 'gain']:+.1%} in {metric} if histories are shuffled"
+    figure = go.Figure(layout_title=text if own.loc[most, "high"] < 0 else "Shuffled histories cost no model accuracy")
+    for kind, name, shade in (("order", "the same items, shuffled", colour(0)), ("past", "any of the past", GREY)):
+        rows = table[table["shuffled"] == kind]
+        bars = {"type": "data", "symmetric": False, "array": rows["high"] - rows["gain"],
+                "arrayminus": rows["gain"] - rows["low"]}  # fmt: skip
+        figure.add_bar(x=rows["model"], y=rows["gain"], name=name, marker_color=shade, error_y=bars)
+    figure.update_yaxes(title=f"change in {metric}", tickformat=".0%")
+    return figure.update_layout(barmode="group", legend=BELOW)
