@@ -463,6 +463,8 @@ MUTATIONS = [
     # ---------------------------------------------------------------------------------------------------- serving
     M("the score without its logarithm", "serve/kernels.py", "return top + math.log(total)", "return top",
       "test_serve_exact.py::test_the_score_is_the_papers"),
+    M("a loaded index without room", "serve/store.py", "len(array) // 8 + 8 if part in GROWING", "0 if part in GROWING",
+      "test_index.py::test_the_first_change_after_loading_copies_nothing"),
     M("the last items of a block without cosines", "serve/kernels.py", "range(0, b, ITEMS):",
       "range(0, b - ITEMS + 1, ITEMS):", "test_serve_exact.py::test_the_compiled_product_is_the_product"),
     M("the even dimensions twice", "serve/kernels.py", "b.fadd(even, odd)", "b.fadd(even, even)",
