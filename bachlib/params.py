@@ -93,7 +93,7 @@ class WorldParams(Params):
 class ModelParams(Params):
     """Towers and objective (appendix B). The defaults are the paper's; where the paper is silent, they are ours."""
 
-    k: int = Field(8, ge=1, description="number of heads; methods with one vector have 1")
+    k: int = Field(8, ge=1, description="number of heads; methods with one vector have 1, …-hybrid the sum")
     d: int = Field(64, ge=2, description="dimension of every embedding and rank of PureSVD")
     tau: float = Field(0.07, gt=0, le=10, description="temperature τ of the softmax, fixed")
     candidates: Literal["list", "set"] = Field(
@@ -124,6 +124,8 @@ class ModelParams(Params):
     context: Literal["none", "gate", "encoder", "both"] = Field(
         "none", description="what reads the context of the data set (see Dataset.with_context): gate, encoder or both"
     )
+    k_shared: int = Field(64, ge=1, description="…-hybrid: prototypes that all users share, in place of k")
+    k_own: int = Field(4, ge=0, description="…-hybrid: heads of the user's own beside them; with 0 it is …-global")
     residual: float = Field(0.5, ge=0, le=1, description="…-residual: sine of the largest angle to the prototype")
     # differences of public code, off by default (see extractors)
     capsule_iterations: int = Field(3, ge=1, description="mind, comirec-dr: iterations of capsule routing")
@@ -183,6 +185,7 @@ class TrainParams(Params):
 LATER = (  # the first version did not have these
     "candidates", "catalogue", "context", "items", "targets", "posterior", "through_gamma", "temper", "kappa", "log_q",
     "false_negatives", "split", "test_share", "dates", "remi_beta", "remi_lambda", "remi_batch", "maxmf_loss",
+    "k_shared", "k_own",
 )  # fmt: skip
 ELBO_ONLY = ("kernel", "pi", "posterior", "through_gamma", "temper", "kappa")  # parameters of methods with a kernel
 

@@ -409,7 +409,7 @@ for number, (name, modules) in enumerate(parts.items()):
 own
 
 # %% [markdown] tags=["lesson"]
-# **What you should see.** After one epoch the CLS Transformer is ahead, and the MLP and the graph are level: the mean
+# **What you should see.** After one epoch the CLS Transformer is ahead, and the MLP and the graph are level. The mean
 # of the history loses which items belong together, and messages between neighbours do not bring this back. With the
 # genres as a feature of the items the MLP nearly catches up.
 

@@ -550,5 +550,6 @@ record(
 
 # %% [markdown]
 # **Next:** the [`explorer`](explorer.ipynb) to try it out. [`06_heads_and_pi`](06_heads_and_pi.ipynb) shows what the
-# heads mean. [`05_evaluate`](05_evaluate.ipynb) says how reliable the accuracies here are. Two notebooks are planned:
-# the spectrum from global to personal (08), and all speed measurements in one place (10).
+# heads mean. [`05_evaluate`](05_evaluate.ipynb) says how reliable the accuracies here are.
+# [`08_spectrum`](08_spectrum.ipynb) goes from a codebook to personal heads, [`10_speed`](10_speed.ipynb) has all speed
+# measurements in one place.

@@ -14,10 +14,11 @@ from pathlib import Path
 
 FILE = Path(__file__).with_name("regression.json")
 METHODS = "mostpop standard sasrec mind comirec-sa comirec-dr pos-multihead all-multihead p-bach v-bach p-bach-global "
-METHODS = (METHODS + "v-bach-global p-bach-residual v-bach-residual remi bam maxmf").split()
+METHODS += "v-bach-global p-bach-residual v-bach-residual p-bach-hybrid v-bach-hybrid remi bam maxmf"
+METHODS = METHODS.split()
 WORLD = {"n_users": 150, "n_items": 600, "n_interests": 5, "mean_events": 120.0, "data_seed": 3, "min_items": 60}
-SHORT = {"k": 4, "d": 16, "ff": 32, "item_width": 32, "dropout": 0.0, "epochs": 1, "batch_size": 256,
-         "n_negatives": 64, "learning_rate": 0.005, "valid_every": 1}  # fmt: skip
+SHORT = {"k": 4, "k_shared": 3, "k_own": 2, "d": 16, "ff": 32, "item_width": 32, "dropout": 0.0, "epochs": 1,
+         "batch_size": 256, "n_negatives": 64, "learning_rate": 0.005, "valid_every": 1}  # fmt: skip
 
 # tolerances: ten times what a change of the first weights in their last digit is worth; at least these, relative
 LOSSES, ACCURACY = 5e-3, 3e-2

@@ -27,7 +27,7 @@ from bachlib.train import Run, fit
 from bachlib.train.run import data_of
 
 READERS = [("standard", "encoder"), ("all-multihead", "encoder"), ("p-bach", "gate"), ("v-bach", "encoder")]
-READERS += [("p-bach", "both"), ("p-bach-global", "gate"), ("p-bach-residual", "both")]
+READERS += [("p-bach", "both"), ("p-bach-global", "gate"), ("p-bach-residual", "both"), ("p-bach-hybrid", "both")]
 QUICK = {"batch_size": 256, "n_negatives": 64, "valid_every": 1, "learning_rate": 3e-3, "checkpoint_seconds": 0}
 
 

@@ -252,6 +252,18 @@ def test_damaged_files_are_refused(world, tmp_path, strategy):
         Retriever.load(tmp_path / "nowhere", retriever.model)
 
 
+def test_the_first_change_after_loading_copies_nothing(world, tmp_path):
+    """The saved arrays have room behind their rows: the new row stands there, and only this process sees it."""
+    retriever = made(world, "p-bach-global", "codebook")
+    loaded, other = (Retriever.load(retriever.save(tmp_path), retriever.model) for _ in range(2))
+    before = loaded.catalogue
+    loaded.add(vectors=before.vectors[:1])
+    now = loaded.catalogue
+    assert np.shares_memory(now.vectors, before.vectors)
+    assert np.shares_memory(now.codebook.density, before.codebook.density)
+    assert (now.vectors[-1] == now.vectors[0]).all() and len(other.catalogue.vectors) == len(before.vectors)
+
+
 def test_an_index_of_changed_weights_is_not_saved(world, tmp_path):
     retriever = made(world)
     with torch.no_grad():

@@ -33,7 +33,7 @@ def test_the_table_is_the_papers():
     assert list(METHODS) == [
         "mostpop", "standard", "sasrec", "mind", "comirec-sa", "comirec-dr", "pos-multihead", "all-multihead",
         "p-bach", "v-bach", "p-bach-global", "v-bach-global", "p-bach-residual", "v-bach-residual",
-        "remi", "bam", "maxmf",
+        "p-bach-hybrid", "v-bach-hybrid", "remi", "bam", "maxmf",
     ]  # fmt: skip
     for name, row in METHODS.items():
         assert (row.kernel is not None) == ("bach" in name) == (row.serving == "mixture density")
@@ -42,7 +42,7 @@ def test_the_table_is_the_papers():
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "mostpop"])
 def test_every_method_encodes_scores_and_learns(world, name):
-    model = build(name, world, 3, **SMALL)
+    model = build(name, world, 3, k_shared=2, k_own=1, **SMALL)
     history, positive, negatives = batch_of(world)
     k = 1 if name in ("standard", "sasrec") else 3
     model.eval()

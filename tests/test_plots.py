@@ -272,3 +272,20 @@ def test_slate_slopes_join_what_stays():
 def test_cold_start_curve():
     figure = plots.cold_start_curve({"p-bach": np.array([0.1, 0.2])}, np.array([1, 50]), "R@50", 0.05)
     assert figure.layout.title.text == "From one item p-bach reaches 50% of what it does from 50"
+
+
+def test_recall_by_budget():
+    table = pd.DataFrame({"L": [10, 100] * 2, "heads kept": [1, 1, 4, 4], "recall": [0.2, 0.3, 0.6, 1.0]})
+    figure = plots.recall_by_budget(table, "recall")
+    assert [trace.name for trace in figure.data] == ["1 prototypes", "4 prototypes"]
+    assert figure.layout.title.text == "With all 4 prototypes lists of 100 give 99% of their best recall"
+
+
+def test_dials_compare_what_is_between_the_ends():
+    table = pd.DataFrame({"family": ["codebook", "hybrid", "hybrid", "personal"], "setting": ["", "1 own", "4 own", ""],
+                          "ms": [0.1, 0.5, 0.6, 1.0], "value": [0.1, 0.1, 0.175, 0.2]})  # fmt: skip
+    figure = plots.dials(table, "AUPRC")
+    assert figure.layout.title.text == "hybrid, 4 own: 75% of the gain from codebook to personal"
+    assert [len(trace.x) for trace in figure.data] == [1, 2, 1]
+    worse = table.assign(value=[0.2, 0.1, 0.1, 0.2])
+    assert plots.dials(worse, "AUPRC").layout.title.text == "personal gains nothing over codebook"

@@ -9,7 +9,7 @@ from torch.nn.functional import normalize
 
 from bachlib import BachError
 from bachlib.data import Windows
-from bachlib.model import mixture
+from bachlib.model import mixture, products
 from bachlib.model.candidates import Weights
 from bachlib.model.extractors import Capsules, ComiRecDR, ComiRecSA, Mind, SASRec, fixed_truncated_normal, squash
 from bachlib.model.methods import build
@@ -418,3 +418,47 @@ def test_serving_scores_are_the_log_density(kernel):
     torch.testing.assert_close(mixture.scores(heads, items, log_pi, kappa, KERNELS[kernel]), exact)
     single = mixture.scores(heads.float(), items.float(), log_pi.float(), kappa.float(), KERNELS[kernel])
     torch.testing.assert_close(single.double(), exact, rtol=1e-4, atol=1e-4)
+
+
+def test_wide_products_are_products(monkeypatch):
+    """Values and gradients of `linear` against PyTorch's in float32, and by differences in float64."""
+    torch.manual_seed(0)
+    a, b = torch.randn(5, 70), torch.randn(4, 70)
+    for x, y in ((a, b), (a.double(), b.double()), (a.T.contiguous().T, b.T.contiguous().T)):
+        torch.testing.assert_close(products.times(x, y), x @ y.T)
+    x, layer = torch.randn(2, 3, 7, requires_grad=True), products.Linear(7, 4)
+    weights, wanted = torch.randn(2, 3, 4), [x, *layer.parameters()]
+    found, expected = layer(x), torch.nn.functional.linear(x, layer.weight, layer.bias)
+    torch.testing.assert_close(found, expected)
+    both = (torch.autograd.grad((out * weights).sum(), wanted) for out in (found, expected))
+    for one, other in zip(*both, strict=True):
+        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(products.linear(x, layer.weight), x @ layer.weight.T)
+    assert products.linear(x[:0], layer.weight).shape == (0, 3, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(x).dtype == torch.bfloat16
+    monkeypatch.setattr(products, "fast", lambda *_: True)
+    monkeypatch.setattr(products, "ONEDNN", lambda x, w, bias, *_: torch.nn.functional.linear(x, w, bias))
+    inputs = [torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((5, 7), (4, 7), (4,))]
+    torch.autograd.gradcheck(products.linear, inputs)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        (slope,) = torch.autograd.grad(products.linear(*inputs).square().sum(), inputs[0], create_graph=True)
+        slope.sum().backward()
+
+
+def test_hidden_layers_in_parts(monkeypatch):
+    """The κ-net and the item tower some rows at a time, and gradients, as in one piece."""
+    torch.manual_seed(0)
+    monkeypatch.setattr("bachlib.model.towers.PART", 3)
+    net, tower = KappaNet(16, 0.07).double(), ItemTower(torch.randn(30, 8), 16).double()
+    torch.nn.init.normal_(net.net[4].weight)
+    torch.nn.init.normal_(tower.residual[2].weight)
+    heads, ids = normalize(torch.randn(5, 2, 16, dtype=torch.float64), dim=-1), torch.arange(11)
+    rows = tower.table[ids]
+    pairs = (net, net(heads), net.net(heads)[..., 0].exp()), (tower, tower(ids), rows + tower.residual(rows))
+    for module, found, expected in pairs:
+        torch.testing.assert_close(found, expected)
+        both = (torch.autograd.grad(out.square().sum(), list(module.parameters())) for out in (found, expected))
+        for one, other in zip(*both, strict=True):
+            torch.testing.assert_close(one, other)
+    assert net(heads[:0]).shape == (0, 2) and net(heads[0, 0]).shape == ()

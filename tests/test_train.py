@@ -54,7 +54,9 @@ def whole(world, tmp_path_factory):
 def test_every_method_trains(world, tmp_path):
     found = {}
     for name in METHODS:
-        run = fit(model_of(world, name), world, {**QUICK, "epochs": 4}, tmp_path / name, quiet=True)
+        run = fit(
+            model_of(world, name, k_shared=4, k_own=2), world, {**QUICK, "epochs": 4}, tmp_path / name, quiet=True
+        )
         assert run.status == "finished"
         found[name] = run.best["auprc"]
     slow = {"mind", "comirec-dr"}  # capsules need longer than four short epochs
@@ -203,7 +205,12 @@ def test_mixed_precision_keeps_the_normalisers(world, tmp_path):
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "mostpop"])
 def test_every_method_trains_in_mixed_precision(world, tmp_path, name):
     params = {**QUICK, "epochs": 1, "precision": "mixed", "batch_size": 2048}
-    assert fit(model_of(world, name), world, params, tmp_path, quiet=True).history["loss"].notna().all()
+    assert (
+        fit(model_of(world, name, k_shared=4, k_own=2), world, params, tmp_path, quiet=True)
+        .history["loss"]
+        .notna()
+        .all()
+    )
 
 
 def test_no_gpu_is_said(world, tmp_path):

@@ -27,10 +27,12 @@ BENCHES: dict[str, dict[str, Work]] = {
     "train": {
         "step, k = 8": _late("model", "bench_step", 8, 3.5),
         "step, k = 32": _late("model", "bench_step", 32, 3.0),
+        "products of a step, k = 8": _late("step", "bench_products", 8),
+        "products of a step, k = 32": _late("step", "bench_products", 32),
         "memory": _late("model", "bench_memory"),
         "epoch": _late("model", "bench_epoch"),
     },
-    "evaluate": {"p-bach, k = 8": _late("model", "bench_evaluate")},
+    "evaluate": {f"{name}, k = 8": _late("model", "bench_evaluate", name) for name in ("p-bach", "all-multihead")},
     "serve": {},  # `serve.benches` for the chosen sizes
     "show": {"explorer": _late("serve", "bench_explorer")},
     "cores": {"both clocks": _late("growth", "bench_cores")},
@@ -47,12 +49,12 @@ LONG = {
     "growth": "",
 }
 QUICK = {
-    "sphere": "power", "loss": "k = 8", "train": "k = 8$", "growth": "^$",
+    "sphere": "power", "loss": "k = 8", "train": "k = 8$", "growth": "^$", "evaluate": "^p-bach",
     "serve": r"^exact, .*k = 8, power|^two-step hnsw, .*k = 8|^codebook, .*k = 128|goes, exact",
 }  # fmt: skip
 SMALLER = {  # in place of what takes long
     ("prepare", "movielens-20m"): partial(bench_prepare, "movielens-20m", 1_000_000),
-    ("evaluate", "p-bach, k = 8"): _late("model", "bench_evaluate", 1),
+    ("evaluate", "p-bach, k = 8"): _late("model", "bench_evaluate", "p-bach", 1),
 }
 
 

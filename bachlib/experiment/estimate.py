@@ -43,12 +43,12 @@ def seconds(p: Experiment) -> float:
 
 def _work(p: Experiment) -> float:
     """Seconds of a training per window of the data: rows and heads, the towers, and the three products of the loss."""
-    shared = METHODS[p.method].encoder == "codebook"  # the users share its logits
-    k = 1 if shared else heads_of(p)
+    common = {"codebook": heads_of(p), "codebook-hybrid": p.k_shared}.get(METHODS[p.method].encoder, 0)  # shared logits
+    own = heads_of(p) - common
     towers = 12 * p.n_hist * p.d * (p.item_width + p.d)
-    loss = 6 * heads_of(p) * (p.batch_size + p.n_negatives) * p.d / (p.batch_size if shared else 1)
+    loss = 6 * (own + common / p.batch_size) * (p.batch_size + p.n_negatives) * p.d
     more = ALL.get(p.method, 1.0) if p.targets == "all" else 1.0
-    return more * p.epochs * (ROW + HEAD * k + (towers + loss) / (SHARE * _speed()))
+    return more * p.epochs * (ROW + HEAD * max(1, own) + (towers + loss) / (SHARE * _speed()))
 
 
 def windows(p: Experiment) -> float:

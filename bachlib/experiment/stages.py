@@ -119,7 +119,7 @@ def point_name(p: Experiment) -> str:
 
 def heads_of(p: Experiment) -> int:
     """k, or 1 for a method with one vector."""
-    return METHODS[p.method].heads_for(p.k)
+    return METHODS[p.method].heads_for(p)
 
 
 class Measured(NamedTuple):

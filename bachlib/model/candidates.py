@@ -216,6 +216,8 @@ class Targets(NamedTuple):
         return (self.share() * x).sum(1)
 
     def logits(self, heads: Heads, tau: float) -> Float[Tensor, "B M k"]:
+        if not isinstance(heads, Tensor):  # heads of two kinds, see `hybrid`
+            return heads.cosines(self.vectors) / tau
         return in_full(self.vectors) @ in_full(heads).mT / tau
 
     def log_times(self) -> Tensor | float:
@@ -253,7 +255,7 @@ def check_shapes(
     got = f"got heads {tuple(heads.shape)} and items {tuple(items.shape)}"
     if heads.ndim != 3 or items.ndim != 2 or heads.shape[-1] != items.shape[-1]:
         raise BachError(f"heads should be (B, k, d) and items (C, d) with the same d; {got}")
-    if not heads.numel() or not items.numel():
+    if 0 in (*heads.shape, *items.shape):
         raise BachError(f"a batch needs at least one row, head and candidate; {got}")
     if positive.shape != heads.shape[:1]:
         raise BachError(f"positive should be ({heads.shape[0]},), one candidate per row; got {tuple(positive.shape)}")

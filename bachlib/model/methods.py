@@ -20,6 +20,7 @@ from bachlib import BachError
 from bachlib.data import Dataset
 from bachlib.files import short_hash
 from bachlib.model.extractors import ComiRecDR, ComiRecSA, Mind, SASRec
+from bachlib.model.hybrid import Hybrid
 from bachlib.model.neighbours import RULES
 from bachlib.model.svd import pure_svd
 from bachlib.model.towers import ClsTower, Codebook, Gate, ItemTower, PiTable, ResidualCodebook
@@ -34,9 +35,11 @@ class Method(NamedTuple):
     kernel: str | None = None  # of the mixture; None: no π_u and no κ
     heads: int | None = None  # None: the parameter k
 
-    def heads_for(self, k: int) -> int:
-        """How many heads a model of this method has when k are asked for."""
-        return 1 if self.objective == "counts" else self.heads or k
+    def heads_for(self, p: ModelParams) -> int:
+        """How many heads a model of this method has with these parameters."""
+        if self.encoder == "codebook-hybrid":
+            return p.k_shared + p.k_own
+        return 1 if self.objective == "counts" else self.heads or p.k
 
 
 NO_ELBO = "has no kernel, so no ELBO, π or κ; only the BACH methods have them"
@@ -58,6 +61,8 @@ METHODS = {
     "v-bach-global": Method(   "codebook",          "elbo",          "mixture density",  V),
     "p-bach-residual": Method( "codebook-residual", "elbo",          "mixture density",  P),
     "v-bach-residual": Method( "codebook-residual", "elbo",          "mixture density",  V),
+    "p-bach-hybrid": Method(   "codebook-hybrid",   "elbo",          "mixture density",  P),
+    "v-bach-hybrid": Method(   "codebook-hybrid",   "elbo",          "mixture density",  V),
     # neighbours beyond the paper's fourteen: see model/neighbours
     "remi": Method(            "comirec-sa",        "remi",          "max over heads"),
     "bam": Method(             "cls",               "bam",           "max over heads"),
@@ -79,6 +84,9 @@ ENCODERS = {
     "comirec-dr": lambda p, k: ComiRecDR(k, p.d, p.n_hist, p.capsule_iterations, p.capsule_softmax),
     "codebook": lambda p, k: Codebook(k, p.d),
     "codebook-residual": lambda p, k: ResidualCodebook(k, p.d, cls_tower(p, k), p.residual),
+    "codebook-hybrid": lambda p, k: (
+        Hybrid(Codebook(p.k_shared, p.d), cls_tower(p, p.k_own)) if p.k_own else Codebook(p.k_shared, p.d)
+    ),
 }
 
 
@@ -108,7 +116,7 @@ def build(
             f"{', '.join(OBJECTIVES)}; elbo needs a kernel, the other objectives have none"
         )
     p = validated(ModelParams, {"k": k, **model_params}, f"model {of}")
-    k, parts = row.heads_for(p.k), {"encoder": encoder, "item_tower": item_tower, "gate": gate}
+    k, parts = row.heads_for(p), {"encoder": encoder, "item_tower": item_tower, "gate": gate}
     own = {part: _known_as(module) for part, module in parts.items() if module is not None}
     config = {"method": of, "row": row._asdict(), "params": noted(p) | {"k": k}, "own": own}
     config |= {} if name is None else {"name": _checked(name)}

@@ -61,9 +61,12 @@ def log_components(
 
 def log_sigma(heads: Heads, positive_items: Float[Tensor, "B d"], kappa: PerHead, kernel: Kernel) -> PerHead:
     """log σ_r(n) = log C_d(κ_r) + log ω_κ(⟨u_r, v_n⟩), the density of the positive under each head (eq. 17)."""
-    _same_shape(positive_items=positive_items, heads=heads[:, 0])
-    _same_shape(kappa=kappa, heads=heads[..., 0])
-    t = (heads @ positive_items[:, :, None])[..., 0]
+    if isinstance(heads, Tensor):
+        _same_shape(positive_items=positive_items, heads=heads[:, 0])
+        t = (heads @ positive_items[:, :, None])[..., 0]
+    else:  # some that all users share, see `hybrid`
+        t = heads.cosines(positive_items[:, None])[:, 0]
+    _same_shape(kappa=kappa, heads=t)
     return kernel.log_density(t, kappa, heads.shape[-1])
 
 
@@ -229,11 +232,15 @@ def loss(
     γ, π and κ is ordinary autograd on (B, k). Unlike the reference it does not check that embeddings are unit vectors.
     """
     check_shapes(heads, items, positive, ids, tau, weights)
-    _same_shape(log_pi=log_pi, heads=heads[..., 0])
+    _same_shape(log_pi=log_pi, heads=torch.empty(heads.shape[:-1], device="meta"))
     late = bound.posterior == "contrastive"  # γ needs log p: until then its slopes take its place
+    heads = heads.expand(len(positive), -1, -1) if late else heads  # the slopes of a row need all its heads
     log_gamma = None if late else bound.log_gamma(log_pi, log_sigma, None)
     gamma = bound.slopes(log_pi, torch.ones_like(log_pi[:, :1])) if late else log_gamma.exp()
-    rebuilt, log_p = reconstruction(heads, items, positive, gamma, tau, ids, weights)
+    if isinstance(heads, Tensor):
+        rebuilt, log_p = reconstruction(heads, items, positive, gamma, tau, ids, weights)
+    else:
+        rebuilt, log_p = heads.reconstruction(items, positive, gamma, tau, ids, weights)
     if late:
         log_gamma = bound.log_gamma(log_pi, log_sigma, log_p)
         gamma = log_gamma.exp()
@@ -264,8 +271,10 @@ def loss_of_all(
     gamma = bound.slopes(log_pi, share) if late else log_gamma.exp() * share
     if shared := heads.ndim == 2 and fits(tau, heads.dtype):
         log_p = shared_log_components_of_all(heads, items, targets, tau)
-    else:
+    elif isinstance(heads, Tensor) or late:
         rebuilt, log_p = reconstruction_of_all(everybody, items, targets, gamma, tau)
+    else:
+        rebuilt, log_p = heads.reconstruction_of_all(items, targets, gamma, tau)
     if late:
         log_gamma = bound.log_gamma(log_pi, log_sigma, log_p)
         gamma = log_gamma.exp() * share

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from bachlib.model import routing
 from bachlib.model.candidates import Heads, Items, PerHead, Targets, by_rows, check_shapes, in_full
-from bachlib.model.onepass import logits_in_blocks, only_once
+from bachlib.model.onepass import BIT, bits_in_blocks, only_once
 
 RULES = ("bam", "maxmf", "remi")
 
@@ -120,7 +120,8 @@ class _PerTarget(torch.autograd.Function):
         (_, k, d), C, scaled = heads.shape, len(items), items / tau
         row, candidate, by = pairs
         total, to_s, to_heads, to_items = s.new_zeros(()), *map(torch.zeros_like, (s, heads, items))
-        for rows, block, logits in logits_in_blocks(heads, scaled, by_rows(row[:0], candidate[:0], by[:0])):
+        none = by_rows(row[:0], candidate[:0], by[:0])
+        for rows, block, logits in bits_in_blocks(heads, items, tau / BIT, none):  # here logits are not in bits
             best, head = logits.max(1)  # (b, C)
             x, mine = torch.cat([best, s[rows]], 1), (row >= rows.start) & (row < rows.stop)
             counted = w.repeat(len(best), 1)

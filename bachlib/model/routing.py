@@ -17,17 +17,19 @@ from torch import Tensor
 from bachlib import BachError
 from bachlib.model.mixture import Heads, Ids, Items, Rows, check_shapes
 from bachlib.model.onepass import (
+    BIT,
     Targets,
     Weights,
+    bits_in_blocks,
     exceptions,
     exp_in_place,
     in_full,
-    logits_in_blocks,
     only_once,
     or_ones,
     reconstruction,
     reconstruction_of_all,
 )
+from bachlib.model.products import times
 
 
 def standard(
@@ -139,14 +141,14 @@ class _AllMultihead(torch.autograd.Function):
     @staticmethod
     def forward(ctx, heads, items, positive, w, pairs, tau):
         (_, k, d), C = heads.shape, len(items)
-        wanted, scaled, total = any(ctx.needs_input_grad), items / tau, w[positive].log().sum()
+        wanted, total = any(ctx.needs_input_grad), w[positive].log().sum()
         to_heads = torch.empty_like(heads) if wanted else None
         to_items = torch.zeros_like(items) if wanted else None
-        weighted = scaled * w[:, None]
-        for rows, block, logits in logits_in_blocks(heads, scaled, pairs):
+        weighted = items * (w / tau)[:, None]
+        for rows, block, logits in bits_in_blocks(heads, items, tau, pairs):
             best, head = logits.max(1)  # (b, C)
             target = positive[rows][:, None]
-            at_positive = best.gather(1, target)[:, 0]  # without the weight of the candidate, which `total` has
+            at_positive = best.gather(1, target)[:, 0] * BIT  # without the weight of the candidate, which `total` has
             shift = exp_in_place(best, tau)
             z = best @ w
             total += (at_positive - z.log() - shift).sum()
@@ -154,8 +156,8 @@ class _AllMultihead(torch.autograd.Function):
                 share = best.div_(-z[:, None])  # ∂/∂(best logit): 1[positive] − softmax, both divided by w
                 share.scatter_add_(1, target, 1 / w[target])
                 routed = logits.zero_().scatter_(1, head[:, None, :], share[:, None, :]).view(-1, C)
-                to_heads[rows] = (routed @ weighted).view(-1, k, d)
-                to_items.addmm_(routed.T, block, alpha=1 / tau)
+                to_heads[rows] = times(routed, weighted.T).view(-1, k, d)
+                to_items += times((block / tau).T.contiguous(), routed.T).T
         if wanted:
             to_items *= w[:, None]
         ctx.save_for_backward(to_heads, to_items)

@@ -22,14 +22,21 @@ import math
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import dropout, linear, normalize
+from torch.nn.functional import dropout, normalize
 
 from bachlib import BachError
 from bachlib.model.onepass import in_full
+from bachlib.model.products import Linear, linear
 
 Tokens = Float[Tensor, "B n d"]
 History = Int[Tensor, "B n"]
 Context = Float[Tensor, "B c"] | None
+PART = 2048
+
+
+def in_parts(net: nn.Module, rows: Float[Tensor, "n d"]) -> Float[Tensor, "n e"]:
+    """`net(rows)`, PART rows at a time: its hidden layers stay in the processor's cache."""
+    return torch.cat([net(part) for part in rows.split(PART)])
 
 
 class ItemTower(nn.Module):
@@ -42,7 +49,7 @@ class ItemTower(nn.Module):
         random = torch.randn(table.shape, generator=torch.Generator().manual_seed(0)).to(table) / d**0.5
         met = table.norm(dim=-1, keepdim=True) > 1e-6  # the row of an item without training events is 0
         self.register_buffer("table", torch.where(met, table, random))
-        self.residual = nn.Sequential(nn.Linear(d, width), nn.GELU(), nn.Linear(width, d))
+        self.residual = nn.Sequential(Linear(d, width), nn.GELU(), Linear(width, d))
         nn.init.zeros_(self.residual[2].weight)
         nn.init.zeros_(self.residual[2].bias)
 
@@ -51,7 +58,7 @@ class ItemTower(nn.Module):
 
     def embed(self, rows: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
         """Item embeddings from PureSVD rows, which need not be in the table."""
-        return rows + self.residual(rows)
+        return rows + in_parts(self.residual, rows)
 
 
 class ClsTower(nn.Module):
@@ -114,14 +121,16 @@ class ClsTower(nn.Module):
             scores = scores + asked @ x.mT
             among_cls = among_cls + through_key @ moved.mT + asked @ (cls + moved).mT
         weights = dropout(torch.cat([scores, among_cls], -1).softmax(-1), self.p_dropout, self.training)
-        pooled = weights[..., :n] @ x + weights[..., n:] @ cls  # (B, a·k, w)
+        of_items, of_cls = weights.split((n, self.k), -1)
+        pooled = of_items @ x + of_cls @ cls  # (B, a·k, w)
         if self.context is not None:
-            pooled = pooled + weights[..., n:] @ moved
+            pooled = pooled + of_cls @ moved
         values = torch.einsum("bakw,aew->bkae", pooled.view(B, a, self.k, w), w_v.view(a, -1, w))
         values = values + weights.sum(-1).view(B, a, self.k).transpose(1, 2)[..., None] * b_v.view(a, -1)
-        y = token + layer.dropout1(attention.out_proj(values.reshape(B, self.k, w)))
-        hidden = layer.dropout(layer.activation(layer.linear1(layer.norm2(y))))
-        return self.back(y + layer.dropout2(layer.linear2(hidden)))
+        out, wider, narrower = attention.out_proj, layer.linear1, layer.linear2
+        y = token + layer.dropout1(linear(values.reshape(B, self.k, w), out.weight, out.bias))
+        hidden = layer.dropout(layer.activation(linear(layer.norm2(y), wider.weight, wider.bias)))
+        return self.back(y + layer.dropout2(linear(hidden, narrower.weight, narrower.bias)))
 
     def plain(self, tokens: Tokens, history: History, context: Context = None) -> Float[Tensor, "B k d"]:
         """All rows through PyTorch's layer; `forward` is tested against it."""
@@ -163,15 +172,13 @@ class KappaNet(nn.Module):
 
     def __init__(self, d: int, tau: float):
         super().__init__()
-        self.net = nn.Sequential(
-            nn.Linear(d, 4 * d), nn.GELU(), nn.Linear(4 * d, 4 * d), nn.GELU(), nn.Linear(4 * d, 1)
-        )
+        self.net = nn.Sequential(Linear(d, 4 * d), nn.GELU(), Linear(4 * d, 4 * d), nn.GELU(), Linear(4 * d, 1))
         nn.init.zeros_(self.net[4].weight)
         nn.init.constant_(self.net[4].bias, -math.log(tau))
 
     def forward(self, heads: Float[Tensor, "*b d"]) -> Float[Tensor, "*b"]:
         with torch.autocast(heads.device.type, enabled=False):  # half precision would leave a dozen distinct κ
-            return self.net(in_full(heads.detach()))[..., 0].exp()
+            return in_parts(self.net, in_full(heads.detach()).reshape(-1, heads.shape[-1])).view(heads.shape[:-1]).exp()
 
 
 class OneKappa(nn.Module):

@@ -21,6 +21,7 @@ from torch.nn.functional import embedding, normalize
 from bachlib import BachError
 from bachlib.model import mixture, neighbours, routing
 from bachlib.model.candidates import candidates_of, in_full
+from bachlib.model.hybrid import Both, Hybrid
 from bachlib.model.onepass import fits
 from bachlib.model.shared import shared_log_components
 from bachlib.model.sphere import KERNELS
@@ -50,7 +51,7 @@ class Objective(NamedTuple):
     terms: dict[str, Float[Tensor, ""]]  # means over the batch
     gamma: Float[Tensor, "B k"]  # γ, or 1 for the head to which the positive was routed; a mean over several targets
     encoded: Encoded
-    heads: Float[Tensor, "*B k d"]  # with gradient; (k, d) if all users share them
+    heads: Float[Tensor, "*B k d"] | Both  # with gradient; (k, d) if all users share them
 
 
 class TwoTower(nn.Module):
@@ -103,9 +104,8 @@ class TwoTower(nn.Module):
         tokens, history = self._read(history, rows)
         context = self.checked_context(context, len(history))
         heads, kappa, _ = self._heads(tokens, history, context)
-        if heads.ndim == 2:  # shared
-            heads, kappa = heads.expand(len(history), -1, -1), kappa.expand(len(history), -1)
-        return Encoded(heads, self._log_pi(tokens, history, user, context), kappa)
+        log_pi, n = self._log_pi(tokens, history, user, context), len(history)
+        return Encoded(heads.expand(n, -1, -1), log_pi, kappa.expand(n, -1))
 
     def log_pi(
         self, history: History, user: Users = None, rows: Rows = None, context: Context = None
@@ -159,10 +159,16 @@ class TwoTower(nn.Module):
         return self._log_pi(tokens, there, None, self.checked_context(context, len(tokens)))
 
     def _heads(self, tokens: Tensor, history: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor, Any]:
-        """Heads (B, k, d) and κ (B, k), or (k, d) and (k,) if all users share them; the attention if penalised."""
+        """Heads (B, k, d) and κ (B, k), or (k, d) and (k,) if all users share them; the attention if penalised.
+
+        A hybrid's heads stay apart: `Both`.
+        """
         attention = None
         if isinstance(self.encoder, Codebook) and self.encoder.shared is not None:
             heads = self.encoder.shared
+        elif isinstance(self.encoder, Hybrid):
+            heads = self.encoder(*self._input("encoder", tokens, history, context))
+            return heads, heads.kappa(self.kappa_net, 1 / self.tau), None
         else:
             read = self._input("encoder", tokens, history, context)
             heads, attention = self.encoder.attend(*read) if self.penalty else (self.encoder(*read), None)
@@ -239,13 +245,9 @@ class TwoTower(nn.Module):
         if targets is not None:
             targets = self._next(targets, len(positive))
             needed = torch.cat([needed, targets.clamp(min=0).flatten()])
-        place = torch.arange(self.n_items, device=ids.device)  # the row of each item
-        if self.n_items <= len(needed):  # the step needs most of the catalogue
-            rows = self.items()
-        else:
-            distinct = needed.unique()
-            place[distinct] = torch.arange(len(distinct), device=ids.device)
-            rows = self.items(distinct)
+        wanted = torch.zeros(self.n_items, dtype=torch.bool, device=ids.device)
+        wanted[needed] = True
+        place, rows = wanted.cumsum(0) - 1, self.items(wanted.nonzero()[:, 0])  # the row of each item
         candidates = embedding(place[ids], rows)  # (C, d)
         tokens = embedding(at, self.item_tower.table) if frozen else embedding(place[at], rows)
         context = self.checked_context(context, len(history))
@@ -262,8 +264,7 @@ class TwoTower(nn.Module):
 
     def _routed(self, heads, log_pi, kappa, candidates, own, weights, targets) -> Objective:
         """The hard-routing losses (eqs. 6, 9, 10); γ is 1 for the head closest to the positive."""
-        if heads.ndim == 2:  # a codebook with hard routing
-            heads, kappa = heads.expand(len(own), -1, -1), kappa.expand(len(own), -1)
+        heads, kappa = heads.expand(len(own), -1, -1), kappa.expand(len(own), -1)  # a codebook with hard routing
         rule = self.objective_name
         if rule in neighbours.RULES:
             loss, gamma = neighbours.of_all(rule, heads, candidates, targets, self.tau, self.beta, self.pairwise)
@@ -277,7 +278,7 @@ class TwoTower(nn.Module):
         """−ELBO (eq. 21); heads that all users share need one product with the candidates for the whole batch."""
         encoded = Encoded(heads.expand(len(own), -1, -1), log_pi, kappa.expand(len(own), -1))
         if targets is not None:
-            log_sigma = self.kernel.log_density(targets.logits(heads, 1.0), encoded.kappa[:, None], heads.shape[-1])
+            log_sigma = self.kernel.log_density(targets.logits(heads, 1.0), encoded.kappa[:, None], self.d)
             step = heads, candidates, targets, log_pi, log_sigma, self.tau, self.bound
             loss, seen, gamma = mixture.loss_of_all(*step)
         elif heads.ndim == 2 and (weights.left_out is None or fits(self.tau, heads.dtype)):
@@ -286,7 +287,7 @@ class TwoTower(nn.Module):
             seen = mixture.elbo(log_pi, log_sigma, log_p, self.bound)
             loss, gamma = -seen.total.mean(), self.bound.log_gamma(log_pi, log_sigma, log_p).detach().exp()
         else:
-            u, weighted = encoded.heads, {"weights": weights, "bound": self.bound}
+            u, weighted = encoded.heads if heads.ndim == 2 else heads, {"weights": weights, "bound": self.bound}
             log_sigma = mixture.log_sigma(u, candidates[own], encoded.kappa, self.kernel)
             loss, seen, gamma = mixture.loss(u, candidates, own, log_pi, log_sigma, self.tau, **weighted)
         terms = {name: getattr(seen, name).detach().mean() for name in ("reconstruction", "prior", "entropy")}

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bachlib import BachError
 from bachlib.model.extractors import Capsules, ComiRecSA, SASRec
+from bachlib.model.hybrid import Hybrid
 from bachlib.model.towers import Codebook, PiTable
 from bachlib.model.twotower import TwoTower
 from bachlib.serve.catalogue import Catalogue, as_numbers, known_ids
@@ -27,6 +28,7 @@ class Users:
     def __init__(self, model: TwoTower):
         self.model = model
         self.rule: Rule = model.kernel.name if model.kernel else "max over heads"
+        self.hybrid = isinstance(model.encoder, Hybrid) and model.kernel is not None  # own heads beside a codebook
         self._rows: tuple[np.ndarray | None, Tensor | None] = (None, None)
 
     @torch.no_grad()
@@ -60,8 +62,9 @@ class Users:
 
     @torch.no_grad()
     def prototypes(self) -> tuple[Float[np.ndarray, "k d"], Float[np.ndarray, " k"], Float[np.ndarray, " k"]] | None:
-        """(heads, κ, log C_d(κ)) of a global codebook; None if every user has other heads."""
-        heads = self.model.encoder.shared if isinstance(self.model.encoder, Codebook) else None
+        """(heads, κ, log C_d(κ)) of the heads that all users share; None if there are none."""
+        encoder = self.model.encoder.codebook if self.hybrid else self.model.encoder
+        heads = encoder.shared if isinstance(encoder, Codebook) else None
         if heads is None or self.model.kernel is None:
             return None
         kappa = self.model.kappa_net(heads)

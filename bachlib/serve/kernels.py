@@ -324,3 +324,15 @@ def descend(lists, density, weight, K, left_out, scores, places, budget, off):
         if top[K - 1] > TRUSTED and top[K - 1] * (1.0 - 2 * off) > bound * (1.0 + 2 * off):
             return count, True
     return count, False
+
+
+@njit(nogil=True, cache=True)
+def bounds(t, table, shared, out):
+    """out_i: a bound on the sum over heads: `shared`, and the tables of the other heads at their cosines t (n, k)."""
+    n, k = t.shape
+    for i in range(n):
+        total = shared[i]
+        for r in range(k):
+            place = int((t[i, r] + np.float32(1.0)) * np.float32(0.5 * BINS))
+            total += table[r, min(max(place, 0), BINS + 1)]
+        out[i] = total

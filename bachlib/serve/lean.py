@@ -16,7 +16,7 @@ import numpy as np
 import threadpoolctl
 
 from bachlib import BachError
-from bachlib.serve import codebook, exact, store
+from bachlib.serve import codebook, exact, hybrid, store
 from bachlib.serve.catalogue import Catalogue, lists_of
 from bachlib.serve.density import Query, Rule
 from bachlib.serve.slate import Slate, joined
@@ -31,8 +31,9 @@ class CodebookServer:
 
     def __init__(self, folder: str | Path, *, verify: bool = True):
         self.catalogue, self.about = store.read(Path(folder), verify)
-        if self.catalogue.codebook is None:
-            raise BachError(f"{folder} serves by {self.about['strategy']}, which needs the model: use Retriever.load")
+        if self.catalogue.codebook is None or self.about.get("own_heads"):
+            by = self.about["strategy"] + " and heads of each user" * bool(self.about.get("own_heads"))
+            raise BachError(f"{folder} serves by {by}, which needs the model: use Retriever.load")
 
     def retrieve(self, pi: np.ndarray, K: int = 100, exclude: Any = None) -> Slate:
         """The K best of every π, (k,) or (B, k); `exclude`: one list of item numbers for all, or one per row."""
@@ -46,7 +47,7 @@ class CodebookServer:
 def search(
     catalogue: Catalogue, query: Query | None, pi: Pi, K: int, left_out: list[np.ndarray], rule: Rule, settings: Mapping
 ) -> Slate:
-    """The K best of each request by the strategy the catalogue is built for; a codebook needs no query."""
+    """The K best of each request by the strategy the catalogue is built for; without own heads no query is needed."""
     if len(pi) > REQUESTS:
         parts = [slice(first, first + REQUESTS) for first in range(0, len(pi), REQUESTS)]
         asked = ((query and query[rows], pi[rows], K, left_out[rows]) for rows in parts)
@@ -54,9 +55,11 @@ def search(
     items, out = catalogue.items, catalogue.left_out(left_out, K)
     strategy, looked_at = "exact", np.full(len(pi), len(items))
     certified, enough = np.ones((2, len(pi)), bool)
-    if catalogue.codebook is not None:
+    if catalogue.codebook is not None and catalogue.index is None:
         strategy = "codebook"
-        if isinstance(catalogue.codebook, codebook.CodebookLists):
+        if query is not None:
+            best = hybrid.top_k(catalogue.codebook, query, pi, K, out)
+        elif isinstance(catalogue.codebook, codebook.CodebookLists):
             best, looked_at, certified = codebook.from_lists(catalogue.codebook, pi, K, out, rule)
             enough = certified
         else:
@@ -64,9 +67,11 @@ def search(
     elif catalogue.index is None:
         best = exact.top_k(query, items, K, out)
     else:
-        strategy = "two-step"
+        strategy, index = "two-step", catalogue.index
+        if catalogue.codebook is not None:
+            query, index = hybrid.query_of(catalogue.codebook, query, pi), hybrid.Cached(index, catalogue.codebook)
         how = {name: settings[name] for name in ("M", "max_M", "ask")}
-        best, lists = two_step(query, items, K, out, catalogue.index, **how)
+        best, lists = two_step(query, items, K, out, index, **how)
         if settings["lists"] == "exact":
             best = exact.top_k(query, items, K, out, (np.repeat(np.arange(len(pi)), K), best.found.ravel()))
         else:

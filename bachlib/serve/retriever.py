@@ -4,6 +4,7 @@
     two-step   the nearest items of each head from faiss, rescored      any method   certified with lists="exact"
     codebook   cached lists reweighted by π_u, no search at all         …-global     always certified; with budget=L,
                the lists alone, certified where their ends prove the slate
+               and a scan for the heads of the user's own               …-hybrid     always certified
     auto       the cheapest of these, measured; `retriever.why` says why
 
 Any number of threads can use it: a request reads one `Catalogue`, and `add` and `remove` replace it by a new one.
@@ -26,7 +27,7 @@ import torch
 from bachlib import BachError
 from bachlib.data import Dataset
 from bachlib.model.twotower import TwoTower
-from bachlib.serve import codebook, exact, store
+from bachlib.serve import codebook, exact, hybrid, store
 from bachlib.serve.catalogue import Catalogue, Genres, Labels, known_ids, lists_of
 from bachlib.serve.encode import Users, float32, new_items
 from bachlib.serve.lean import one_core, search
@@ -41,6 +42,7 @@ Strategy = Literal["auto", "exact", "two-step", "codebook"]
 
 # two-step (hnsw) over exact, one request, K = 100, k = 8, by `bach bench serve`: items → ratio
 RATIOS = {20_000: 3.0, 50_000: 1.4, 200_000: 0.24, 1_000_000: 0.07}
+LISTED = 4096  # items of a prototype's list beside an index, which the own heads need
 WORTH_BUILDING, RECALL = 0.5, 0.99  # of a graph: the largest of these ratios, the smallest share of items found
 TRIALS = [slice(u, u + 1) for u in range(24)]  # requests that are timed
 
@@ -119,7 +121,7 @@ class Retriever:
         if strategy not in Strategy.__args__:
             raise BachError(f"strategy={strategy!r}: should be one of {', '.join(Strategy.__args__)}")
         if strategy == "codebook" and self.users.prototypes() is None:
-            raise BachError("strategy='codebook' needs heads that all users share: p-bach-global or v-bach-global")
+            raise BachError("strategy='codebook' needs heads that all users share: …-bach-global or …-bach-hybrid")
         if strategy == "auto" and self.settings["budget"] is not None:
             raise BachError("budget= is for strategy='codebook'; 'auto' compares exact slates")
         with self._writing:
@@ -135,11 +137,17 @@ class Retriever:
         """A catalogue with the index or the codebook that the strategy needs."""
         items, own, shared = (catalogue := catalogue.compact()).items, strategy == "two-step", strategy == "codebook"
         index = Neighbours(items, self.settings["index"]) if own else None
-        if shared and (budget := self.settings["budget"]) is not None:
-            cached = codebook.compute_lists(*self.users.prototypes(), items, self.rule, int(budget))
+        if (budget := self._budget(strategy)) is not None:
+            cached = codebook.compute_lists(*self.users.prototypes(), items, self.rule, budget)
         else:
             cached = codebook.compute(*self.users.prototypes(), items, self.rule) if shared else None
         return catalogue._replace(index=index, codebook=cached)
+
+    def _budget(self, strategy: str) -> int | None:
+        """The length of the prototypes' lists if there is no table; two-step needs lists beside own heads."""
+        if strategy == "codebook" and self.settings["budget"] is not None:
+            return int(self.settings["budget"])
+        return LISTED if strategy == "two-step" and self.users.hybrid else None
 
     def retrieve(
         self,
@@ -176,7 +184,7 @@ class Retriever:
             left_out = [np.concatenate(both) for both in zip(histories, left_out, strict=True)]
         with one_core():
             remaining = len(catalogue.numbers) - np.diff(catalogue.left_out(left_out, K).starts)  # at least K
-            if catalogue.codebook is not None:
+            if catalogue.codebook is not None and not self.users.hybrid:
                 query, pi = None, self.users.weights(catalogue, histories, pi, user, context)
             else:
                 query, pi = self.users.query(catalogue, histories, pi, user, context)
@@ -227,7 +235,7 @@ class Retriever:
         if index is not None:
             index = index.changed(now.items, now.gone)
         if cached is not None:
-            cached = codebook.changed(cached, now.items, now.gone, self.rule, self.settings["budget"])
+            cached = codebook.changed(cached, now.items, now.gone, self.rule, self._budget(self.strategy))
         stale = len(now.gone) > STALE * len(now.items)
         if stale or (index is None) != (now.index is None) or (cached is None) != (now.codebook is None):
             return self.built(now, self.strategy)
@@ -239,7 +247,8 @@ class Retriever:
             raise BachError("the model has changed since this index was built: build a new one, then save it")
         with self._writing:
             about = {"strategy": self.strategy, "rule": self.rule, "settings": self.settings, "why": self.why}
-            self.folder = store.write(Path(folder), self.catalogue, about | {"model": self.model_hash})
+            about |= {"model": self.model_hash} | ({"own_heads": True} if self.users.hybrid else {})
+            self.folder = store.write(Path(folder), self.catalogue, about)
         return self.folder
 
     @classmethod
@@ -289,7 +298,10 @@ def cheapest(retriever: Retriever) -> tuple[str, Catalogue, str]:
     said = f"{n:,} items, k = {retriever.model.k}: a scan takes {scan:.2f} ms"
     if retriever.users.prototypes() is not None:
         other, made, recall = "codebook", retriever.built(bare, "codebook"), 1.0
-        took = _milliseconds(lambda u: codebook.top_k(made.codebook, pi[u], K, out[u], retriever.rule))
+        if retriever.users.hybrid:
+            took = _milliseconds(lambda u: hybrid.top_k(made.codebook, query[u], pi[u], K, out[u]))
+        else:
+            took = _milliseconds(lambda u: codebook.top_k(made.codebook, pi[u], K, out[u], retriever.rule))
         said += f", the codebook's lists {took:.2f} ms"
     else:
         # Building a graph takes long, so it has to be promising.

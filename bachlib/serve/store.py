@@ -113,7 +113,7 @@ def _read(folder: Path, current: bytes, verify: bool) -> tuple[Catalogue, dict[s
     vectors = parts["vectors"]
     catalogue = Catalogue(vectors, parts.get("tokens", vectors), parts["numbers"], parts.get("items", vectors))
     catalogue = catalogue._replace(gone=parts.get("gone", catalogue.gone))
-    if about["strategy"] == "codebook":
+    if "prototypes" in parts:
         parts["items"], kind = catalogue.items, CodebookLists if "entries" in parts else CodebookArrays
         catalogue = catalogue._replace(codebook=kind(*(parts[name] for name in kind._fields)))
     if about["strategy"] == "two-step":

@@ -4,11 +4,12 @@ Everything a step draws comes from (seed, epoch, step). So a training that was s
 continues from its last resume state to the same weights and history as an uninterrupted one.
 """
 
+import ctypes
 import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ def fit(
     p = params if isinstance(params, TrainParams) else validated(TrainParams, params or {}, "training")
     dataset.check_same(getattr(model, "built_on", None), "the model was built")
     device = chosen_device(p.device)
+    keep_freed_memory()
     with group(device) as team, torch.random.fork_rng(), stopped_by_ctrl_c() as stop:
         folder = Path(out) if out else None
         run = Run.open(folder, model.to(device), dataset, p, fresh) if team.first else None
@@ -234,6 +236,13 @@ def validation_auprc(model: nn.Module, dataset: Dataset, p: TrainParams, team: G
     found = average_precision_of_ranks(target_ranks(model, dataset, mine, "valid")).sum() if len(mine) else 0.0
     device = next(iter([*model.parameters(), *model.buffers()])).device
     return team.sum(torch.tensor(float(found), dtype=torch.float64, device=device)).item() / len(users)
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep freed memory for the next step, instead of giving it back and fetching it again."""
+    with suppress(AttributeError, OSError, TypeError):  # only glibc has it
+        for option in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
+            ctypes.CDLL(None).mallopt(option, 1 << 30)
 
 
 @contextmanager

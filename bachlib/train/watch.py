@@ -49,11 +49,13 @@ class Watch:
             self.sums[name] += value
         low, high = kappa.aminmax()
         self.kappa = torch.stack([torch.minimum(self.kappa[0], low), torch.maximum(self.kappa[1], high)])
-        if seen.heads.requires_grad:
-            seen.heads.register_hook(self._gradient)
+        kinds = (seen.heads,) if isinstance(seen.heads, Tensor) else tuple(seen.heads)
+        if all(heads.requires_grad for heads in kinds):
+            torch.autograd.graph.register_multi_grad_hook(kinds, self._gradient)
 
-    def _gradient(self, gradient: Tensor) -> None:
-        norm = gradient.detach().norm(dim=-1).view(-1, self.k).double().sum(0)
+    def _gradient(self, gradients: tuple[Tensor, ...]) -> None:
+        norms = [of.detach().norm(dim=-1).view(-1, of.shape[-2]).double().sum(0) for of in gradients]
+        norm = torch.cat(norms)
         self.sums["gradient"] += norm / norm.sum().clamp(min=1e-300)
 
     def row(self) -> dict[str, Any]:

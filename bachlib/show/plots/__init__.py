@@ -18,7 +18,7 @@ from bachlib.show.plots.heads import (
     recovered_interests, slate_by_head,
 )
 from bachlib.show.plots.serve import (
-    adversary, cold_start_curve, pareto, pi_slopes, recall_and_cost, recall_by_budget, rows_looked_at,
+    adversary, cold_start_curve, dials, pareto, pi_slopes, recall_and_cost, recall_by_budget, rows_looked_at,
     slate_slopes,
 )
 from bachlib.show.plots.speed import amounts, goal_bars, growth_curves, parts_of_a_step, peer_bars

@@ -151,3 +151,25 @@ def cold_start_curve(
     name, values = next(iter(curves.items()))
     title = f"From one item {name} reaches {values[0] / values[-1]:.0%} of what it does from {seen[-1]}"
     return figure.update_layout(title=title)
+
+
+def dials(table: pd.DataFrame, metric: str) -> go.Figure:
+    """Accuracy against the time of a request, a line per family of models. Columns: family, setting, ms, value.
+
+    The first row is one end of the spectrum, the last row the other; the title compares the best between them.
+    """
+    figure = go.Figure()
+    for n, (family, rows) in enumerate(table.groupby("family", sort=False)):
+        line = {"color": colour(n), "width": 2, "dash": "dot"}
+        figure.add_scatter(
+            x=rows["ms"], y=rows["value"], text=rows["setting"], name=family, mode="lines+markers+text", line=line,
+            marker={"size": 11}, textposition="top center", textfont={"size": 11},
+        )  # fmt: skip
+    low, high = table.iloc[0], table.iloc[-1]
+    best = table.loc[table["value"].iloc[1:-1].idxmax()]
+    text = f"{high['family']} gains nothing over {low['family']}"
+    if high["value"] > low["value"]:
+        share = (best["value"] - low["value"]) / (high["value"] - low["value"])
+        text = f"{best['family']}, {best['setting']}: {share:.0%} of the gain from {low['family']} to {high['family']}"
+    figure.update_xaxes(title="milliseconds per request", range=[0, 1.15 * table["ms"].max()])
+    return figure.update_yaxes(title=metric).update_layout(title=text)
