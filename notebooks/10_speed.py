@@ -215,6 +215,8 @@ points = [
     for x in xs
 ]
 made_up = pd.DataFrame(points)
+
+# %%
 fitted = growth.slopes(made_up).set_index(["what", "axis"])["seconds"]
 assert abs(fitted["train", "k"] - 0.5) < 1e-9 and abs(fitted["exact", "items"] - 1) < 1e-9
 one, four = (costs(made_up, k=heads)["core hours"][0] for heads in (8, 32))
