@@ -49,8 +49,9 @@ def peer_bars(rows: Sequence[Mapping[str, Any]], what: str) -> go.Figure:
 
 
 def growth_curves(table: pd.DataFrame, slopes: pd.DataFrame, axis: str) -> go.Figure:
-    """Milliseconds (per window, user, request or call; of all users along that axis) and the memory of a call on log–log,
-    a line per work; the legend says the exponents.
+    """Milliseconds (per window, user, request or call; of all users along that axis) and the memory of a call.
+
+    A line per work on log–log axes; the legend says the exponents.
 
     `table`: what, axis, value, count, cpu_s, mb. `slopes`: what, axis, "seconds at the end".
     """
