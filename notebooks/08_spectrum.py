@@ -250,7 +250,7 @@ grows.round(2)
 
 # %% [markdown] tags=["lesson"]
 # **What you should see.** The codebook costs a fraction of a millisecond. A hybrid pays for its own heads only: with
-# 16 prototypes it takes about half of the scan of all its heads, with 64 a third or less, with 256 a sixth. But eight
+# 16 prototypes it takes about half of the scan of all its heads, with 64 a third or less, with 256 a fifth. But eight
 # personal heads cost no more than 16 prototypes with four own heads, and are more accurate here. So a hybrid is for
 # those who want many topics that can be read and steered, and accuracy too. The small residual costs most: all its
 # heads move with the user, so nothing is known beforehand.
