@@ -136,6 +136,8 @@ differs.rename(columns={"unlike": "what is not like for like"}).round(0)
 # We change one size at a time: heads $k$, candidates, items, users, the length of a history. If $y \approx a\,x^b$,
 # points lie on a line on log–log axes, and $b$ is its slope: $b = 1$ doubles with the size, $b = 0$ does not grow. The
 # legends say the slope at the right end, because the part of the cost that does not grow counts least there.
+#
+# Milliseconds are of one thread, per window, user, request or call. Megabytes are what a call adds at its peak.
 
 # %%
 table = growth.table_of(curves)
@@ -181,7 +183,8 @@ plots.amounts(rates, "Windows per core-second, measured now", "windows per core-
 # %%
 sizes = {"users": users, "items": items, "k": k, "windows": windows, "requests": requests, "shards": shards}
 large = costs(table, **sizes)
-large[["part", "engine", "core hours", "ms", "cores", "GB"]].round(2).astype(object).where(large.notna(), "–")
+numbers = large[["core hours", "ms", "cores", "GB"]].map(lambda value: "–" if pd.isna(value) else f"{value:,.3g}")
+pd.concat([large[["part", "engine"]], numbers], axis=1)
 
 # %%
 Markdown("Assumed:\n\n" + "\n".join(f"- {row.part}, *{row.engine}*: {row.assumes}" for row in large.itertuples()))

@@ -50,6 +50,7 @@ def bench_products(k: int, times: int = 7) -> dict[str, Any]:
     found = {"ms": whole.ms, "bare_ms": whole.bare_ms, "wide_ms": whole.wide_ms, "optimiser_ms": optimiser}
     speed = {"windows_per_s": 1000 * B / (whole.ms + optimiser)}
     found = {key: float(value) for key, value in (ratios | found | speed).items()}
+    found["parts"] = table["ms"].drop("whole step").to_dict()
     return judged(f"products of a step, k = {k}", found, {"ratio": 1.5})
 
 

@@ -49,15 +49,15 @@ def peer_bars(rows: Sequence[Mapping[str, Any]], what: str) -> go.Figure:
 
 
 def growth_curves(table: pd.DataFrame, slopes: pd.DataFrame, axis: str) -> go.Figure:
-    """Milliseconds and memory along an axis on log–log, a line per work; the legend says the exponents.
+    """Milliseconds (per window, user, request or call; of all users along that axis) and the memory of a call.
+
+    A line per work on log–log axes; the legend says the exponents.
 
     `table`: what, axis, value, count, cpu_s, mb. `slopes`: what, axis, "seconds at the end".
     """
     rows, how = table[table["axis"] == axis], {"shared_yaxes": False, "horizontal_spacing": 0.14}
     ends = slopes[slopes["axis"] == axis].set_index("what")["seconds at the end"]
-    each = "of all users" if axis == "users" else "per window, user, request or call"
-    columns = [f"CPU milliseconds {each}", "megabytes of a call"]
-    figure = side_by_side(columns, f"{ends.idxmax()} grows fastest with {axis}", axis, **how)
+    figure = side_by_side(["CPU ms", "MB"], f"{ends.idxmax()} grows fastest with {axis}", axis, **how)
     rows = rows.assign(
         ms=1000 * rows["cpu_s"] / (1 if axis == "users" else rows["count"]), mb=rows["mb"].clip(lower=0.1)
     )
@@ -74,8 +74,8 @@ def growth_curves(table: pd.DataFrame, slopes: pd.DataFrame, axis: str) -> go.Fi
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Powers of ten between two numbers; if they are near each other, also twice and five times as much."""
-    steps = (1,) if high > 100 * low else (1, 2, 5)
+    """Powers of ten between two numbers; the nearer these are to each other, the more multiples of them."""
+    steps = (1,) if high > 100 * low else (1, 2, 5) if high > 5 * low else (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
     powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
     return [step * 10.0**power for power in powers for step in steps]
 
