@@ -17,7 +17,7 @@
 # # 08 · From heads for all to heads of one's own: a few own heads buy most of the accuracy
 #
 # **Question.** A codebook that all users share is cheap to serve: everything but $\pi_u$ is computed beforehand. Heads
-# of each user are more accurate. The paper (section 6.6) names points between the two, "a few per-user heads alongside
+# of each user are more accurate. Section 6.6 of the paper names points between the two, "a few per-user heads alongside
 # a shared global codebook (or a global codebook with a small per-user residual)", and leaves them to future work. What
 # does each point cost, and what does it give?
 #
