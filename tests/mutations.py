@@ -44,7 +44,7 @@ MUTATIONS = [
     M("a short period filled with the first items of the log", "data/dataset.py",
       "np.where(there, self.sequences[flat], PAD)", "self.sequences[flat]",
       "test_split.py::test_the_periods_are_those_of_the_log"),
-    M("users without any history evaluated", "data/dataset.py", "np.flatnonzero((begin > 0) & (", "np.flatnonzero(((",
+    M("users without any history evaluated", "data/dataset.py", "(begin > 0) & (begin <", "(begin >= 0) & (begin <",
       "test_split.py::test_the_periods_are_those_of_the_log"),
     M("windows up to the test date", "data/windows.py", 'windows_of_prefixes(dataset.begins["valid"]',
       'windows_of_prefixes(dataset.begins["test"]', "test_split.py::test_training_ends_at_the_date"),

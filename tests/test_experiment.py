@@ -166,7 +166,7 @@ def test_a_wrong_sweep_is_refused_before_anything_runs(tmp_path, text, said):
 def test_what_is_in_the_grid_cannot_be_set():
     with pytest.raises(BachError, match="k is in the grid"):
         read_sweep("planted", more={"k": 3})
-    with pytest.raises(BachError, match="there is no sweep plented; params/sweeps has codebook"):
+    with pytest.raises(BachError, match=r"there is no sweep plented; params/sweeps has .*codebook"):
         read_sweep("plented")
     assert {point.p.source for point in read_sweep("routing", base=["ml1m"]).points} == {"movielens-1m"}
 

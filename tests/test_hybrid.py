@@ -194,7 +194,7 @@ def test_prototypes_without_weight_leave_the_personal_model(world, name):
 
 def test_the_kappa_net_sees_a_prototype_once(world):
     model, seen = build("p-bach-hybrid", world, k_shared=5, k_own=2, **STILL), []
-    model.kappa_net.net.register_forward_hook(lambda _, given, out: seen.append(tuple(given[0].shape)))
+    model.kappa_net.register_forward_hook(lambda _, given, out: seen.append(tuple(given[0].shape)))
     model.loss(*batch_of(world))
     assert seen == [(5, 16), (32, 2, 16)]
 

@@ -68,7 +68,7 @@ def parameter_files() -> Iterator[str]:
     """The files of `params/` with the first line of their comment."""
     folder = project_root() / "params"
     for path in [*sorted(folder.glob("*.yaml")), *sorted(folder.glob("sweeps/*.yaml"))]:
-        yield f"{path.relative_to(folder).with_suffix('')!s:<24}{path.read_text().splitlines()[0].lstrip('# ')}"
+        yield f"{path.relative_to(folder).with_suffix('')!s:<31}{path.read_text().splitlines()[0].lstrip('# ')}"
     if not folder.is_dir():
         yield "The parameter files are in a clone of the workbook, not in the installed package."
     yield f"\nMore: bach params NAME, where NAME is a file, a part ({', '.join(PARTS)}) or a parameter, e.g. epochs"

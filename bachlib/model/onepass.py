@@ -73,7 +73,7 @@ def rows_per_block(width: int) -> int:
 
 
 def bits_in_blocks(heads: Heads, items: Items, tau: float, pairs: Pairs):
-    """Blocks of BLOCK logits in bits, `pairs` added, in the same memory: (rows, heads (b·k, d), logits (b, k, C))."""
+    """Blocks of BLOCK logits in bits, `pairs` added; may be overwritten: (rows, heads (b·k, d), logits (b, k, C))."""
     (B, k, d), C, scaled = heads.shape, len(items), items / (tau * BIT)
     size = min(B, rows_per_block(k * C))
     edges = [*range(0, B, size), B]
@@ -85,6 +85,7 @@ def bits_in_blocks(heads: Heads, items: Items, tau: float, pairs: Pairs):
         row, candidate, by = (x[part] for x in pairs)
         logits[row - start, :, candidate] += by[:, None] / BIT
         yield rows, block, logits
+        del logits  # before the next block is made
 
 
 def fits(tau: float, dtype: torch.dtype) -> bool:
@@ -125,6 +126,7 @@ class _Reconstruction(torch.autograd.Function):
                 weight = (gamma[rows].reshape(-1) / z)[:, None]
                 to_heads[rows] = (times(e, weighted.T) * -weight).view(-1, k, d)  # (b, k, d)
                 to_items -= times((block * (weight / tau)).T.contiguous(), e.T).T
+            del e, logits
         if wanted:
             to_items *= w[:, None]  # of the negatives
             to_heads += (gamma / tau)[..., None] * at_positive[:, None, :]
