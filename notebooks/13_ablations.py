@@ -64,7 +64,7 @@ dataset = prepared(p)
 
 # %% [markdown]
 # The trained models of this notebook. If another notebook has trained them, they are loaded. `own` has p-BACH once for
-# each seed; of everything else there is one training, with the first seed. We use at most 1,000 users for diagnostics.
+# each seed; every other method has one training, with the first seed. We use at most 1,000 users for diagnostics.
 
 # %%
 every = range(seed, seed + seeds)
@@ -258,6 +258,7 @@ table(list(served.values()), baseline="p-bach (serve_by = density)")
 # %%
 readers = {name: runs[name] for name in ("standard", "sasrec", "all-multihead", "p-bach")}
 shuffles = answers.shuffle_test(readers, dataset, max_users=p.max_eval)
+order = shuffles[shuffles["shuffled"] == "order"].set_index("model")["gain"]
 plots.noted(plots.shuffle_test(shuffles), alone)
 
 # %% [markdown] tags=["lesson"]
@@ -310,6 +311,7 @@ for name in ("all-multihead", "standard", "p-bach"):
     )
 strengths, wanted = [0.0, 0.6, 0.8, 0.9, 0.95, 0.98], dataset.targets(users, "test")
 equal = answers.diversity_and_recall(curves, strengths, wanted, topics.member)
+equal_recall = equal.groupby("slates", sort=False)["at equal recall"].first().dropna()
 plots.noted(plots.diversity_and_recall(equal), alone)
 
 # %% [markdown] tags=["lesson"]
@@ -358,8 +360,6 @@ plots.noted(plots.diversity_and_recall(equal), alone)
 # </details>
 
 # %%
-equal_recall = equal.groupby("slates", sort=False)["at equal recall"].first().dropna()
-order = shuffles[shuffles["shuffled"] == "order"].set_index("model")["gain"]
 record(
     "13_ablations",
     {
@@ -371,7 +371,7 @@ record(
         "variance of all targets to one": round(variance["all"] / variance["one"], 2),
         **{f"noise, {name}": round(float(value), 1) for name, value in noise["noise"].items()},
         **{f"AUPRC, {by}": round(float(value), 4) for by, value in by_rule.items()},
-        **{f"order, {name}": round(float(value), 2) for name, value in order.items()},
+        **{f"gain, shuffled, {name}": round(float(order[name]), 3) for name in ("standard", "p-bach")},
         **{f"covered later, {name}": round(float(value), 2) for name, value in later["covered"].items()},
         **{f"diversity at equal recall, {name}": round(float(value), 2) for name, value in equal_recall.items()},
     },
