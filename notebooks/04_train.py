@@ -73,9 +73,9 @@ dataset
 # optimiser. This is the table in the code, the counterpart of the paper's table of methods. `P` and `V` are the two
 # kernels; methods without a kernel have no $\pi_u$ and no $\kappa$. The rows at the end are not in the paper's
 # comparison. Three are relatives that it names (`model/neighbours.py`): `remi` adds hard negatives and a regulariser of
-# the attention to `comirec-sa`; `bam` trains one head, drawn in proportion to $\exp(\langle\mathbf{u}^{(r)},
-# \mathbf{v}_{i_n}\rangle/\tau)$, so its mean over draws is a reconstruction term with all heads; `maxmf` compares the
-# positive with each negative alone:
+# the attention to `comirec-sa`; `bam` trains one head, drawn in proportion to
+# $\exp(\langle\mathbf{u}^{(r)},\mathbf{v}_{i_n}\rangle/\tau)$, so its mean over draws is a reconstruction term with all
+# heads; `maxmf` compares the positive with each negative alone:
 
 # %%
 source_of(methods, start="METHODS = {", stop="}  # fmt: skip")
