@@ -192,9 +192,9 @@ class Explorer(w.VBox):
         """π as the sliders have it; a browser rounds them, and one that was not moved stands for the model's number."""
         own, weights = self.session.heads.pi, {}
         for r, row in zip(self.shown, self.rows, strict=False):
-            moved = abs(row.slider.value - own[r]) > 0.6 * row.slider.step
-            weights[int(r)] = 0.0 if row.forbid.value else row.slider.value if moved else own[r]
-        return self.session.steered(weights)
+            if row.forbid.value or abs(row.slider.value - own[r]) > 0.6 * row.slider.step:
+                weights[int(r)] = 0.0 if row.forbid.value else row.slider.value
+        return self.session.steered(weights) if weights else own
 
     def _steer(self) -> None:
         start = perf_counter()
