@@ -49,12 +49,10 @@ import torch
 from scipy.sparse import diags
 from torch import nn
 
-from bachlib.evaluate import answers, diagnostics, evaluate, meaning
+from bachlib.evaluate import diagnostics, evaluate, meaning
 from bachlib.experiment.stages import prepared, run_name, settings, trained
 from bachlib.files import output_dir, record
-from bachlib.model import methods, towers
-from bachlib.model.plain import plain_step_loss
-from bachlib.params import TrainParams
+from bachlib.model import methods, plain, towers
 from bachlib.rank.ranks import sample_users
 from bachlib.show import plots
 from bachlib.show.source import source_of
@@ -75,9 +73,9 @@ dataset
 # optimiser. This is the table in the code, the counterpart of the paper's table of methods. `P` and `V` are the two
 # kernels; methods without a kernel have no $\pi_u$ and no $\kappa$. The rows at the end are not in the paper's
 # comparison. Three are relatives that it names (`model/neighbours.py`): `remi` adds hard negatives and a regulariser of
-# the attention to `comirec-sa`; `bam` trains one head, drawn in proportion to $\exp(\langle\mathbf{u}^{(r)},
-# \mathbf{v}_{i_n}\rangle/\tau)$, so its mean over draws is a reconstruction term with all heads; `maxmf` compares the
-# positive with each negative alone:
+# the attention to `comirec-sa`; `bam` trains one head, drawn in proportion to
+# $\exp(\langle\mathbf{u}^{(r)},\mathbf{v}_{i_n}\rangle/\tau)$, so its mean over draws is a reconstruction term with all
+# heads; `maxmf` compares the positive with each negative alone:
 
 # %%
 source_of(methods, start="METHODS = {", stop="}  # fmt: skip")
@@ -122,9 +120,9 @@ sizes, shapes, log_pi.exp().sum(-1).tolist(), kappa.unique().tolist()
 
 # %%
 positive, negatives = torch.tensor([5, 6, 5]), torch.arange(50)
-fast, slow = model.loss(history, positive, negatives), plain_step_loss(model, history, positive, negatives)
+fast, slow = model.loss(history, positive, negatives), plain.plain_step_loss(model, history, positive, negatives)
 assert torch.isclose(fast, slow, rtol=1e-5)
-source_of(plain_step_loss)
+source_of(plain.plain_step_loss)
 
 # %% [markdown]
 # One step of Algorithm 1: draw the negatives, compute the loss and its gradient, take an Adam step. (The lines about
@@ -358,6 +356,7 @@ def co_liked(dataset, m: int) -> np.ndarray:
     return np.concatenate(blocks)
 
 
+# %%
 class GraphMlp(MeanMlp):
     def __init__(self, k: int, d: int, neighbours: np.ndarray, table: torch.Tensor):
         super().__init__(k, 2 * d)
@@ -394,11 +393,9 @@ items = methods.build("standard", dataset, **model_params).item_tower
 parts = {
     "MLP": {"encoder": MeanMlp(k, d)},
     "graph": {"encoder": GraphMlp(k, d, co_liked(dataset, 10), items.table)},
-    "MLP, and genres in the item tower": {
-        "encoder": MeanMlp(k, d),
-        "item_tower": GenreTower(items, np.maximum(topics.first, 0), d),
-    },
-}
+    "MLP, and genres in the item tower":
+        {"encoder": MeanMlp(k, d), "item_tower": GenreTower(items, np.maximum(topics.first, 0), d)},
+}  # fmt: skip
 look = histories["p-bach"].dropna(subset="valid_auprc").iloc[0]
 own = {f"CLS Transformer, epoch {look['epoch']}": round(float(look["valid_auprc"]), 4)}
 for number, (name, modules) in enumerate(parts.items()):
@@ -437,98 +434,6 @@ assert all(torch.equal(weights, whole[name]) for name, weights in resumed.items(
 # %% [markdown]
 # To train on several processes: `torchrun --nproc-per-node 2 -m bachlib.cli train p-bach --data outputs/data/…`. Each
 # process takes a part of the rows. Gradients are averaged, and the candidate set is still that of the whole batch.
-#
-# ## 12 · All ten targets instead of one
-#
-# The paper draws one of a window's next ten items as the target. What it maximises is the mean over the ten; the draw
-# only adds noise to the gradient. With `targets="all"` the loss of a row is this mean. The candidates are shared, so
-# one sweep over them gives $Z_r$, the sum over all candidates that are no target of the row. (The row's own draw is
-# left out, too.) Then for each target $m$
-#
-# $$\log p_r(m\mid u_n) = s_{rm} - \log\Big(Z_r + \sum_{m'\ne m} c_{m'}\,e^{s_{rm'}} + e^{s_{rm}}\Big), \qquad
-# s_{rm} = \langle\mathbf{u}^{(r)},\mathbf{v}_m\rangle/\tau,$$
-#
-# where $c_{m'}$ counts how often target $m'$ is among the other candidates. $\gamma$, prior and entropy are computed
-# for each target. We check the loss against plain steps, one for each row and target. Then we take a trained model and
-# compute the gradients of some steps in both ways, with the same windows and negatives. Their variance is the sum over
-# all weights:
-
-# %%
-model, gradients = first["p-bach"].model, {"one": [], "all": []}
-torch.manual_seed(seed)
-for batch, _ in zip(loop.Windows(dataset, batch_size, seed, p.n_hist, following=True), range(24), strict=False):
-    history, positive, following = map(torch.from_numpy, (batch.history, batch.positive, batch.following))
-    negatives = torch.randint(dataset.n_items, (n_negatives,))
-    for name, targets in (("one", None), ("all", following)):
-        loss = model.objective(history, positive, negatives, targets=targets).loss
-        slopes = torch.autograd.grad(loss, list(model.parameters()))
-        gradients[name].append(torch.cat([slope.flatten() for slope in slopes]))
-fast = model.objective(history[:3], positive[:3], negatives, targets=following[:3]).loss
-plain = plain_step_loss(model, history[:3], positive[:3], negatives, following[:3])
-assert torch.isclose(fast, plain, rtol=1e-4)
-{f"variance, {name}": round(float(torch.stack(slopes).var(0).sum()), 3) for name, slopes in gradients.items()}
-
-# %%
-on_all = {s: trained("p-bach", dataset, p, seed=s, targets="all") for s in range(seed, seed + seeds)}
-both = {s: {"one": runs["p-bach", s].best["auprc"], "all": run.best["auprc"]} for s, run in on_all.items()}
-pd.DataFrame(both).rename_axis("targets").rename(columns="seed {}".format).round(4)
-
-# %% [markdown] tags=["lesson"]
-# **What you should see.** With all targets the gradient has about half the variance. (The rest comes from the windows,
-# the negatives and the draws of the other rows, which stay the candidates.) Validation AUPRC is the same for the first
-# seed and higher for the second; two short trainings prove nothing. On MovieLens-1M the gain is clear, see
-# [LOG.md](../LOG.md). A step of p-BACH takes about as long as with one target.
-
-# %% [markdown]
-# ## 13 · Switches: what is each part of BACH worth?
-#
-# Each switch changes one part and keeps the rest. The first value is the paper's. `bach sweep ablation-…` compares the
-# values over three seeds on MovieLens-1M.
-#
-# | switch | values | question |
-# | --- | --- | --- |
-# | `posterior` | `spherical`, `contrastive` (EM), `prior` ($\gamma=\pi_u$) | What is the recognition model worth? |
-# | `through_gamma` | `True`, `False` (the M-step of EM) | Does it matter to differentiate through $\gamma$? |
-# | `temper` | 1.0, any weight of the entropy term | Calibration of $\pi_u$ against accuracy |
-# | `kappa` | `net`, `shared` (one learnt $\kappa$), `fixed` ($1/\tau$) | Is a $\kappa$ per head needed? |
-# | `pi` | `gate`, `table` (a row per user), `uniform` | What is $\pi_u$ worth in training? |
-# | `log_q` | `False`, `True` (corrects for how often an item is drawn) | What do popular in-batch negatives cost? |
-# | `false_negatives` | `mask` (copies of the target), `next` (all next ten) | Should later targets be negatives? |
-#
-# The first five belong to the ELBO; a method without it refuses them. The last two are about the candidates and work
-# with every method. `bachlib.model.candidates` derives the correction for the mixed candidates. With $\gamma^{con}$ the
-# bound is tight. So for the same weights and candidates it is above the bound at any other $\gamma$:
-
-# %%
-bounds = {}
-for switch in ({}, {"posterior": "contrastive"}, {"posterior": "prior"}, {"through_gamma": False}):
-    other = methods.build("p-bach", dataset, **(p.model | switch))
-    other.load_state_dict(model.state_dict())
-    bounds[str(*switch.values()) or "paper"] = -other.loss(history, positive, negatives).item()
-assert bounds["contrastive"] > max(bounds["paper"], bounds["prior"])
-assert bounds["False"] == bounds["paper"]  # the same value; only its gradient is another
-{name: round(value, 3) for name, value in bounds.items()}
-
-# %% [markdown] tags=["lesson"]
-# **What you should see.** The recognition model loses about 0.02 nats against $\gamma^{con}$, because the $\kappa$-net
-# was trained to make this gap small. $\gamma=\pi_u$ loses more than one nat: it does not look at the item.
-
-# %% [markdown]
-# ## 14 · Whose steps are noisiest?
-#
-# The *noise* of a step is the variance of its gradient, divided by the squared length of the mean gradient. Below 1 a
-# single step points mostly in the right direction. We measure it for the trained models, with the same windows and
-# negatives for all, and without dropout:
-
-# %%
-noise = answers.gradient_noise({name: run.model for name, run in first.items()}, dataset, TrainParams(**p.train))
-plots.noted(plots.gradient_noise(noise), alone)
-
-# %% [markdown] tags=["lesson"]
-# **What you should see.** About 4 for p-BACH and pos-multihead, 2.5 for all-multihead, and 0.6 for the codebook, whose
-# heads every window trains. So soft routing alone does not make steps less noisy. The ratio also depends on how far a
-# training is: near an optimum the mean gradient is small. Compare it at the same weights, as in section 12, to judge a
-# change of the objective.
 
 # %% [markdown] tags=["lesson"]
 # ## Exercises
@@ -577,3 +482,4 @@ record(
 
 # %% [markdown]
 # **Next:** [`05_evaluate`](05_evaluate.ipynb) asks how reliable these numbers are.
+# [`13_ablations`](13_ablations.ipynb) takes one part of BACH away at a time.

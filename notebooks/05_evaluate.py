@@ -47,15 +47,18 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from bachlib.evaluate import answers, diagnostics, evaluate, evaluation, meaning, metrics, paper
+from bachlib.evaluate import diagnostics, evaluate, evaluation, meaning, metrics, paper
 from bachlib.evaluate.statistics import paired_bootstrap
 from bachlib.evaluate.tables import table
 from bachlib.experiment.stages import prepared, run_name, settings, trained
 from bachlib.files import output_dir, record
 from bachlib.model.methods import build
-from bachlib.serve import Retriever, rerank
 from bachlib.show import plots
 from bachlib.train import Run, fit
+
+p = settings(globals())
+dataset = prepared(p)
+dataset
 
 # %% [markdown]
 # ## 1 · The protocol
@@ -67,11 +70,6 @@ from bachlib.train import Run, fit
 # > **Metrics.** Recall@10, 50, 100; NDCG@100, whose ideal ranking has all 10 items first; AUPRC, the average precision
 # > over the full ranking; AP@100. All are means over users.<br>
 # > **Weights.** Those of the epoch with the best *validation* AUPRC. Nothing is ever chosen on the test items.
-
-# %%
-p = settings(globals())
-dataset = prepared(p)
-dataset
 
 # %%
 few = {"max_users": p.max_eval}
@@ -121,11 +119,8 @@ made
 # because its two trainings differ.
 
 # %% [markdown]
-# A comparison *user by user* removes part of the differences between users. Below are the gains over all-multihead with
-# their own intervals, and then the gain of each seed alone:
-
-# %%
-made.gains
+# A comparison *user by user* removes part of the differences between users. Below is the gain of p-BACH over
+# all-multihead in AUPRC for each seed alone, and then the gains over all seeds, each with its interval:
 
 # %%
 gains = {}
@@ -133,13 +128,16 @@ for s in range(seed, seed + seeds):
     a, b = (found[name, s].per_user["AUPRC"].to_numpy() for name in ("p-bach", "all-multihead"))
     gains[f"seed {s} alone"] = paired_bootstrap(a, b).gain
     gains[f"seed {s}, not paired"] = paired_bootstrap(a, np.random.default_rng(s).permutation(b)).gain
-{how: f"{gain.value:+.0%} [{gain.low:+.0%}, {gain.high:+.0%}]" for how, gain in gains.items()}
+for how, gain in gains.items():
+    print(f"{how}: {gain.value:+.0%} [{gain.low:+.0%}, {gain.high:+.0%}]")
+made.gains
 
 # %% [markdown] tags=["lesson"]
 # **What you should see.** Without pairing the interval is a third wider or more. And the interval of one seed does not
-# include variation between trainings. The first seed says with confidence that p-BACH is better than all-multihead, by
-# a fifth of its AUPRC. The second says that it loses a little. Two or three seeds give a rough estimate of how much
-# trainings vary. At this scale (a few hundred users, two epochs, two seeds) we cannot say which of the two is better:
+# include variation between trainings. The first seed says, with confidence or nearly so, that p-BACH is better than
+# all-multihead, by a seventh to a fifth of its AUPRC: how a machine rounds is enough to change this. The second says
+# that it loses a little. Two or three seeds give a rough estimate of how much trainings vary. At this scale (a few
+# hundred users, two epochs, two seeds) we cannot say which of the two is better:
 # every interval over users *and* seeds contains zero. On MovieLens-1M with three seeds we can; that table is in the
 # [README](../README.md).
 
@@ -188,42 +186,20 @@ plots.noted(plots.gain_by_depth(bands, "p-bach", "all-multihead"), f"mean over {
 # that the gains are at the top.
 
 # %% [markdown] tags=["lesson"]
-# Here, over both seeds, six of seven intervals contain zero. The largest gain is not at the top but in ranks 51 to 100.
+# Here, over both seeds, six or all of the seven intervals contain zero. The largest gain is not at the top but in ranks
+# 21 to 100.
 
 # %% [markdown]
 # ## 5 · What the slates are like
 #
 # A slate is the list of the first 100 items. The columns are: hit rate; novelty (bits); popularity bias (0: as popular
 # as the user's history); diversity (1 − cosine of genres); interests (the share of the genres of the user's next items
-# that are in the slate); coverage (the share of the catalogue that at least one user is shown).
+# that are in the slate); coverage (the share of the catalogue that at least one user is shown). Diversity is easy to
+# have at the cost of recall; `13_ablations` compares it at equal recall.
 
 # %%
 shown = ["HR@100", "novelty@100", "popularity bias@100", "diversity@100", "interests@100", "coverage@100"]
 pd.DataFrame({name: found[name, seed].means for name in names}).T.reindex(columns=shown).round(3).rename_axis(alone)
-
-# %% [markdown]
-# Diversity is easy to have at the cost of recall. So we compare at *equal recall*. MMR re-ranks a longer list of
-# each model, more and more strongly. Each curve starts with the largest dot, the slate as it is:
-
-# %%
-users = np.array(ours.per_user.index)
-some, genres, curves = users[:1000], meaning.topics_of(dataset).member, {}
-past = [np.concatenate(dataset.split(u)[:2]) for u in some]
-for name in ("all-multihead", "standard", "p-bach"):
-    server = Retriever(runs[name, seed].model, "exact")
-    longer = server.retrieve(past, 200)
-    vectors = server.vectors(longer)
-    curves[name] = lambda strength, longer=longer, vectors=vectors: (
-        longer.take(rerank.mmr(longer.scores, vectors, 50, 1 - strength)).items
-    )
-strengths, wanted = [0.0, 0.6, 0.8, 0.9, 0.95, 0.98], dataset.targets(some, "test")
-equal = answers.diversity_and_recall(curves, strengths, wanted, genres)
-plots.noted(plots.diversity_and_recall(equal), alone)
-
-# %% [markdown] tags=["lesson"]
-# **What you should see.** The recall at which we compare is that of all-multihead's slates as they are. There the
-# single vector, re-ranked, has the most diverse slates, twice as diverse as all-multihead's. p-BACH's curve lies
-# between the two. Several heads do not make a slate diverse: they follow the session a user is in.
 
 # %% [markdown]
 # ## 6 · What the heads do on held-out items
@@ -233,6 +209,7 @@ plots.noted(plots.diversity_and_recall(equal), alone)
 # $\exp H(\overline{\gamma})$.
 
 # %%
+users = np.array(ours.per_user.index)
 looked = ["pos-multihead", "all-multihead", "p-bach"]
 pd.DataFrame({name: diagnostics.summary(runs[name, seed].model, dataset, users) for name in looked}).T.round(
     3
@@ -324,8 +301,8 @@ pivot.loc["the right NDCG@100"] = {name: found[name, seed].means["NDCG@100"] for
 pivot.assign(gain=pivot["p-bach"] / pivot["all-multihead"] - 1).round(3).rename_axis(alone)
 
 # %% [markdown] tags=["lesson"]
-# In NDCG the gain is about a fifth; with an ideal of hits a third of it is gone. In R@10 it is about 14%; with sampled
-# negatives hardly anything is left of it.
+# In NDCG the gain is about a fifth; with an ideal of hits a third to half of it is gone. In R@10 it is about 14%; with
+# sampled negatives hardly anything is left of it.
 
 # %% [markdown]
 # - **Picked on the test items**: the epoch with the best *test* number instead of the best validation number. We
@@ -410,49 +387,7 @@ pd.DataFrame(rows, columns=columns).set_index("method").round(4).rename_axis(alo
 # MostPop has 0.050.
 
 # %% [markdown]
-# ## 9 · How much is the order worth?
-#
-# All encoders here read a history in its order. Does the log need it? We evaluate the same trained models with
-# histories in random order: the same 50 items shuffled, and 50 random items of the whole past. The first tells what the
-# order is worth, the second what it is worth that the items are the *last* ones. (The models learnt from histories in
-# order. A model trained on shuffled ones would lose less.)
-
-# %%
-readers = {name: trained(name, dataset, p) for name in ("standard", "sasrec", "all-multihead", "p-bach")}
-shuffles = answers.shuffle_test(readers, dataset, max_users=p.max_eval)
-plots.noted(plots.shuffle_test(shuffles), alone)
-
-# %% [markdown] tags=["lesson"]
-# **What you should see.** One vector and p-BACH lose a fifth of their AUPRC when the same items are shuffled: a user of
-# this world stays with an interest for a while, so the last items say what comes next. 50 random items of the past are
-# about as bad. SASRec notices least; its interval contains zero. On MovieLens-1M (p-BACH, one epoch) shuffling costs
-# 42% of AUPRC, and random items of the past 58%, which leaves as much as MostPop has. In that log 92% of the users like
-# their first test item within an hour of their last history item: the paper's split asks there how a session goes on.
-# With a global split half of the MovieLens-1M users come back after about twelve weeks or more, and AUPRC is a third.
-
-# %% [markdown]
-# ## 10 · One model, three rules of serving
-#
-# BACH is trained with the mixture of softmaxes (eq. 14) and served by the mixture density (eq. 23). `serve_by` serves
-# the same weights by another rule: `max` takes the closest head, without $\pi_u$ and $\kappa$ (eq. 8), and `softmax` is
-# the trained model itself, $\sum_r \pi_u^{(r)} p_r(i\mid u)$ over the whole catalogue. (With
-# $Z_r = \sum_j e^{\langle\mathbf{u}^{(r)},\mathbf{v}_j\rangle/\tau}$ this is a von Mises–Fisher density with
-# $\kappa = 1/\tau$ and the weights $\pi_u^{(r)}/Z_r$: what the density knows beyond it is one $\kappa$ per head.)
-
-# %%
-rules = ("density", "max", "softmax")
-served = [evaluate(runs["p-bach", s], dataset, **few, serve_by=by) for by in rules for s in range(seed, seed + seeds)]
-table(served, baseline="p-bach (serve_by = density)")
-
-# %% [markdown] tags=["lesson"]
-# **What you should see.** Density and softmax are level: their difference is far inside the intervals. So the rule that
-# can be served cheaply costs nothing against the model that was trained. The maximum loses a third of AUPRC. It forgets
-# $\pi_u$, so heads that mean nothing to the user fill the slate. (all-multihead is *trained* with the maximum, so it is
-# served by it without harm.) On MovieLens-1M (p-BACH, one epoch) the softmax changes AUPRC by −0.4% [−0.8, −0.1] and
-# the maximum by −13% [−14, −11].
-
-# %% [markdown]
-# ## 11 · The paper beside our results
+# ## 9 · The paper beside our results
 #
 # The paper's numbers are stored as data (`bachlib/evaluate/paper_tables.yaml`). Absolute values of different data sets
 # cannot be compared. Relative gains over all-multihead can at least be shown side by side. (By AUPRC we mean the full
@@ -480,7 +415,7 @@ both[paper.MAIN].round(3).rename(columns=told)
 # paper prints a gain (AUPRC on MovieLens-20M, 3.6%), we show the printed one. Its rows are the best over $k$; ours have
 # the $k$ of the parameters.
 #
-# ## 12 · Cold users
+# ## 10 · Cold users
 #
 # So far the earlier items of every evaluated user were in training. `dataset.strict()` leaves a share of the users out
 # of the windows, of PureSVD and of the counts. `evaluate` then uses only these cold users:
@@ -535,4 +470,5 @@ record(
 
 # %% [markdown]
 # **Next:** [`06_heads_and_pi`](06_heads_and_pi.ipynb): what the heads mean, and $\pi_u$ as a profile.
-# [`04_train`](04_train.ipynb) has the training behind these numbers.
+# [`04_train`](04_train.ipynb) has the training behind these numbers. [`13_ablations`](13_ablations.ipynb) asks what
+# each part of BACH is worth.

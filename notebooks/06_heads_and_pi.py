@@ -262,28 +262,6 @@ plots.history_strip(one.gamma[0], titles[sequence], own_names, held_out=len(late
 # and four of Heist, of which the history has one. So $\pi_u$ is right on average (section 5) and may be wrong for ten
 # items.
 
-# %% [markdown]
-# $\gamma$ is cheap because it never sees the candidates. $\gamma^{\mathrm{con}}$ (eq. 20) sees all of them and makes
-# the bound tight. How far are they apart, and does it grow with the number of heads? We train p-BACH with other numbers
-# of heads and look at held-out items, with the whole catalogue as candidates:
-
-# %%
-of_k = {n: trained("p-bach", dataset, p, k=n).model for n in sorted({2, 4, k, 16})}
-apart = {f"p-bach k={n}": diagnostics.held_out(model, dataset, users) for n, model in of_k.items()}
-apart |= {f"p-bach-global k={models[name].k}": diagnostics.held_out(models[name], dataset, users)
-          for name in ("triangle", "codebook")}  # fmt: skip
-gaps = answers.posterior_gap(apart)
-assert (gaps["KL gap"] >= 0).all()
-plots.posterior_gap(gaps)
-
-# %%
-gaps.round(3)
-
-# %% [markdown] tags=["lesson"]
-# **What you should see.** The cheap posterior is nearly the tight one: at most two hundredths of a nat apart. The gap
-# grows from two heads to eight, and not further to sixteen. For more than nine items in ten both have the same first
-# head.
-
 # %%
 share_of = slate.head_share[0, :15]
 relative = np.exp(slate.scores[0, :15] - slate.scores[0, 0])
@@ -311,28 +289,6 @@ plots.calibration_curves({name: made.bins for name, made in checked.items()}, ec
 # %%
 controls = answers.calibration_controls(held, seed)
 controls.round(3)
-
-# %% [markdown]
-# The paper's first open direction is the weight of the entropy term, `temper` (1 in the paper). A larger weight asks
-# for responsibilities that are more even. Does it make $\pi_u$ better calibrated, and at what cost in accuracy?
-
-# %%
-by_temper = {f"temper {t:g}": trained("p-bach", dataset, p, temper=t) for t in (0.5, 1.0, 2.0)}
-tempered = {name: diagnostics.held_out(run.model, dataset, users) for name, run in by_temper.items()}
-over_temper = answers.calibration_controls(tempered, seed)
-over_temper["effective heads of π"] = [
-    of.log_pi.exp().mul(-of.log_pi).sum(1).exp().mean().item() for of in tempered.values()
-]
-over_temper["AUPRC (validation)"] = [run.best["auprc"] for run in by_temper.values()]
-plots.calibration_controls(over_temper)
-
-# %%
-over_temper.round(4)
-
-# %% [markdown] tags=["lesson"]
-# **What you should see.** Calibration alone is a poor goal. With the weight 2 every $\pi_u$ is even: no error, and no
-# information. With the weight ½ $\pi_u$ is sharper (2.6 effective heads instead of 4.8) and worth more nats, but less
-# calibrated. Both have a lower validation AUPRC than the paper's weight 1 (one seed).
 
 # %% [markdown] tags=["lesson"]
 # **What you should see.** With another user's $\pi$ the error is three to six times as large. The user's own $\pi_u$ is
@@ -384,26 +340,6 @@ of_topics = {name: diagnostics.interest_of_heads(models[name], e.heads, parts) f
 recovered = {name: diagnostics.recovery(of_topics[name], e.log_pi, truth) for name, e in encoded.items()}
 means = {n: {"covered": r.covered.mean(), "overlap with π": r.overlap.mean()} for n, r in recovered.items()}
 pd.DataFrame(means).T.round(2)
-
-# %% [markdown]
-# This was measured on the taste that a user *has*. Do the heads also stand for what a user likes *later*? For the
-# topics of the test items we compare the user's own heads with those of another user, drawn at random. A codebook has
-# the same heads for everybody, so there only the overlap, in which $\pi_u$ counts, can tell users apart.
-
-# %%
-beside = {name: trained(name, dataset, p).model for name in ("standard", "all-multihead")}
-compared = {"p-bach": models["personal"], "p-bach-global": models["codebook"]} | beside
-later = answers.genre_coverage(compared, dataset, users, seed, topics.member)
-plots.genre_coverage(later)
-
-# %%
-later.round(3)
-
-# %% [markdown] tags=["lesson"]
-# **What you should see.** Personal heads know their user: p-BACH's cover 47% of the later topics, those of another user
-# 29%. The codebook covers more, because it has twice as many heads, and it covers as much for everybody. The overlap
-# with the later topics is about 0.15 with another user for every method. With the own heads and $\pi_u$ it is 0.35 for
-# p-BACH, 0.31 for a single vector and 0.29 for all-multihead, which has no weights.
 
 # %%
 figure = plots.pi_recovered({name: recovered[name].weights for name in ("personal", "codebook")}, truth)
@@ -473,4 +409,5 @@ record(
 
 # %% [markdown]
 # **Next:** [`07_serving`](07_serving.ipynb) ranks items with these heads and changes $\pi_u$ by hand. The
-# [`explorer`](explorer.ipynb) does both with the mouse.
+# [`explorer`](explorer.ipynb) does both with the mouse. [`13_ablations`](13_ablations.ipynb) asks how far $\gamma$ is
+# from $\gamma^{\mathrm{con}}$, what calibrates $\pi_u$, and whether the heads know what a user likes later.

@@ -79,7 +79,7 @@ def test_form(notebook):
     cells = committed.cells
     chapter = path.stem[:2].isdigit()  # the explorer is an application with a few words around it
     count = sum(1 for kind, run in groupby(cells, lambda c: c.cell_type) for _ in (run if kind == "code" else [0]))
-    assert 20 <= count <= 58 if chapter else count <= 20, "neighbouring texts count once: some are left out together"
+    assert 20 <= count <= 48 if chapter else count <= 20, "neighbouring texts count once: some are left out together"
     assert cells[0].source.startswith(f"# {path.stem[:2] if chapter else path.stem.title()} · ")
     assert "**Question.**" in cells[0].source and "CPU minutes" in cells[0].source
     assert cells[1].metadata.tags == ["parameters"]
