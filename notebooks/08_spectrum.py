@@ -17,8 +17,8 @@
 # # 08 · From heads for all to heads of one's own: a few own heads buy most of the accuracy
 #
 # **Question.** A codebook that all users share is cheap to serve: everything but $\pi_u$ is computed beforehand. Heads
-# of each user are more accurate. Section 6.6 of the paper names points between the two, "a few per-user heads alongside
-# a shared global codebook (or a global codebook with a small per-user residual)", and leaves them to future work. What
+# of each user are more accurate. Two points between them stand in section 6.6 of the paper and are left to future work:
+# "a few per-user heads alongside a shared global codebook (or a global codebook with a small per-user residual)". What
 # does each point cost, and what does it give?
 #
 # **You need** `04_train` for the methods and `07_serving` for slates that are proved. **CPU minutes:** 1½. The *What

@@ -119,7 +119,7 @@ assert bounds["False"] == bounds["paper"]  # the same value; only its gradient i
 # ## 2 · The cheap posterior
 #
 # $\gamma$ is cheap because it never sees the candidates. $\gamma^{\mathrm{con}}$ (eq. 20) sees all of them and makes
-# the bound tight. How far are they apart, and does it grow with the number of heads? We train p-BACH with other numbers
+# the bound tight. How large is this gap, and does it grow with the number of heads? We train p-BACH with other numbers
 # of heads and look at held-out items, with the whole catalogue as candidates:
 
 # %%
