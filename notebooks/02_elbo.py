@@ -267,7 +267,7 @@ plots.gradient_shares(shares)
 source_of(mixture.loss)
 
 # %%
-source_of(onepass, start="for rows, block, logits", stop="to_items.addmm_")
+source_of(onepass, start="for rows, block, logits", stop="del e, logits")
 
 # %%
 # the one-pass loss against `plain_loss`: value and gradients, with copies of the positive among the candidates
