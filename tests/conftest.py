@@ -26,8 +26,9 @@ class Outputs:
     """Before the kernel of a notebook starts, and before every other test: where it writes."""
 
     def pytest_collection_modifyitems(self, items):
-        """Long files first, so that no process waits for the other at the end."""
-        items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
+        """Long files first, then the notebooks: short files at the end keep both processes busy."""
+        order = {name: number for number, name in enumerate(LONG)}
+        items.sort(key=lambda item: order.get(item.path.name, len(LONG) + (item.path.suffix != ".ipynb")))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item):
