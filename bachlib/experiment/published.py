@@ -51,7 +51,7 @@ def _publish(point: Point, target: Path) -> Path:
 def published(point: Point) -> Path | None:
     """The folder of the point's published record, made by this or by another sweep."""
     wanted = _comparable(stages(point.p)[SINGLE])
-    for path in sorted(published_dir().glob(f"*/{point.name}/{STATUS}")):
+    for path in sorted(published_dir().glob(f"*/*/{STATUS}")):  # the name of a run holds the hash of the code
         if _comparable(read_json(path)["notebooks"][SINGLE]["values"]) == wanted:
             return path.parent
     return None
