@@ -147,7 +147,7 @@ def test_a_run_that_fails_is_told_and_the_others_are_done(place):
     assert f"{failed.name}: " in done.stderr and str(failed / "log.txt") in done.stderr
     assert "not finite" in done.stderr or "finite" in (failed / "log.txt").read_text()
     assert json.loads((failed / "status.json").read_text())["status"] == "failed"
-    assert (failed / "single.ipynb").exists(), "the notebook as far as it came"
+    assert (failed / "single.ipynb").exists(), "the notebook up to the failure"
 
 
 def test_ctrl_c_leaves_nothing_running(place):
