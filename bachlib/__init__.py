@@ -11,7 +11,7 @@ __version__ = "0.1.0"
 # Modules that the base install leaves out, by the extra of pyproject.toml that installs them.
 EXTRAS = {
     "lab": """plotly ipywidgets anywidget umap jupyterlab jupytext papermill nbclient nbconvert nbformat latex2mathml
-           kaleido PIL""".split(),
+           kaleido PIL distributed""".split(),
     "sweep": "distributed papermill nbclient nbformat ipykernel".split(),
     "faiss-cpu": ["faiss"],
 }

@@ -19,7 +19,7 @@ from bachlib.params import ModelParams, PrepareParams, TrainParams, validated
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False)
 # commands that execute notebooks or draw: they need a clone of the workbook and modules of an extra
 IN_THE_CLONE = {
-    "run": ("lab", "papermill", "plotly"),
+    "run": ("lab", "papermill", "plotly", "distributed"),
     "sweep": ("sweep", "distributed", "papermill"),
     "publish": ("lab", "papermill"),
     "report": ("lab", "papermill", "plotly"),
@@ -110,12 +110,16 @@ def run(
     set_: Annotated[list[str] | None, SET] = None,
     fresh: Annotated[bool, Option(help="execute every notebook, even if its result is up to date")] = False,
     report: Annotated[bool, Option(help="write the pages and the report")] = True,
+    workers: Annotated[
+        int | None, Option(min=1, help="notebooks at the same time (default: two, or one with a GPU)")
+    ] = None,
 ) -> None:
     """Execute the notebooks of an experiment. Notebooks whose result is up to date are skipped."""
     from bachlib.experiment.notebooks import run as run_notebooks
     from bachlib.experiment.settings import given, read_experiment
 
-    folder = run_notebooks(read_experiment(params, given(set_ or []), base or []), fresh=fresh, report=report)
+    p = read_experiment(params, given(set_ or []), base or [])
+    folder = run_notebooks(p, fresh=fresh, report=report, workers=workers)
     typer.echo(f"done. The report is {folder / 'report.html'}" if report else f"done → {folder}")
 
 

@@ -200,8 +200,9 @@ def record(notebook: str, metrics: dict[str, float | int | str]) -> dict[str, fl
     """Keep a notebook's numbers in the run's `metrics.json` (under `bach run`), and return them to be shown."""
     if folder := os.environ.get(RUN_DIR):
         path = Path(folder) / "metrics.json"
-        known = {key: value for key, value in read_json(path).items() if key != notebook}
-        write_json(path, known | {notebook: metrics}, sort_keys=False)
+        with only_one(path):  # two notebooks of a run may end at the same time
+            known = {key: value for key, value in read_json(path).items() if key != notebook}
+            write_json(path, known | {notebook: metrics}, sort_keys=False)
     return metrics
 
 

@@ -127,7 +127,7 @@ def test_a_failed_stage_keeps_its_notebook_and_the_exit_code_says_so(ran):
     place, _ = ran
     done = bach(
         "run", place / "small.yaml", "--set", "learning_rate=1e30", "--set", "name=diverging",
-        "--set", "notebooks=[single,01_sphere]", "--no-report", BACH_OUTPUT_DIR=place / "o",
+        "--set", "notebooks=[single,01_sphere]", "--no-report", "--workers", 1, BACH_OUTPUT_DIR=place / "o",
     )  # fmt: skip
     assert done.returncode == 2 and "single, cell" in done.stderr and "Traceback" not in done.stderr
     (folder,) = (place / "o" / "runs").glob("diverging-*")

@@ -11,7 +11,6 @@ import math
 import os
 import platform
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -19,20 +18,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from distributed import Client, LocalCluster, as_completed
-from distributed.comm import parse_address, parse_host_port
-from distributed.comm.registry import get_backend
+from distributed import Client, as_completed
 from tqdm import tqdm
 
-from bachlib import BachError
 from bachlib.experiment import estimate
-from bachlib.experiment.notebooks import PARAMS, STATUS, as_yaml, environment, run
+from bachlib.experiment.notebooks import PARAMS, STATUS, as_yaml, run
 from bachlib.experiment.settings import read_experiment
 from bachlib.experiment.stages import data_name, prepared
 from bachlib.experiment.sweep import LOG, Point, Sweep, keep, state
+from bachlib.experiment.workers import AS_WITHOUT_DASK, THREADS, call, cluster, environment, local_workers
 from bachlib.files import code_hash, output_dir, write_text
-
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
 class Outcome(NamedTuple):
@@ -61,52 +56,14 @@ def run_sweep(
         return known | _through(client, sweep.points, missing, threads, limit)
 
 
-def local_workers(points: int, workers: int | None, threads: int | None) -> tuple[int, int]:
-    """How many points at a time on this machine, and threads for each.
-
-    Small models gain nothing from more threads, so points come first. With a GPU one point at a time has it.
-    """
-    import torch
-
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if workers is None:
-        workers = 1 if torch.cuda.is_available() else max(1, min(points, cores // (threads or 1)))
-    return workers, threads or max(1, cores // workers)
-
-
-@contextmanager
-def cluster(address: str | None, workers: int | None = None) -> Iterator[Client]:
-    """A client of the cluster at an address, or of a cluster of processes on this machine that ends with the block."""
-    if address is None:
-        with (
-            tempfile.TemporaryDirectory(prefix="bach-dask-") as scratch,
-            LocalCluster(
-                n_workers=workers, threads_per_worker=1, host="127.0.0.1", dashboard_address=None,
-                memory_limit=0,  # the memory is used by the kernel, a child of the worker that Dask does not see
-                silence_logs="CRITICAL", local_directory=scratch,
-            ) as local,
-            Client(local, set_as_default=False) as client,
-        ):  # fmt: skip
-            yield client
-        return
-    try:
-        scheme, place = parse_address(address)
-        get_backend(scheme), parse_host_port(place)  # a client with a wrong address leaves a traceback behind
-        client = Client(address, timeout="5s", set_as_default=False)
-    except (OSError, TimeoutError, ValueError) as error:
-        raise BachError(f"no Dask scheduler answers at {address}: {error}") from None
-    with client:
-        if not client.scheduler_info(n_workers=-1)["workers"]:
-            raise BachError(f"the Dask cluster at {address} has no workers")
-        yield client
-
-
 def _through(
     client: Client, points: Sequence[Point], missing: Sequence[Point], threads: int, limit: int
 ) -> dict[str, Outcome]:
     """Send the missing points to the cluster; one line per point that ends, and a bar in a terminal."""
-    futures = {client.submit(perform, _task(point, threads), key=f"{point.name}-{time.time_ns()}"): point
-               for point in missing}  # fmt: skip
+    futures = {}
+    for point in missing:
+        asked = f"{__name__}.perform", _task(point, threads)
+        futures[client.submit(call, *asked, key=f"{point.name}-{time.time_ns()}")] = point
     outcomes: dict[str, Outcome] = {}
     before = len(points) - len(missing)
     with tqdm(total=len(points), initial=before, unit="run", disable=not sys.stderr.isatty()) as bar:
@@ -159,10 +116,9 @@ def perform(task: Task) -> Outcome:
     folder, start = Path(task.outputs) / "runs" / task.name, time.monotonic()
     variables: dict[str, str | None] = dict.fromkeys(THREADS, str(task.threads)) | {"BACH_OUTPUT_DIR": task.outputs}
     variables |= {"BACH_DATA_DIR": os.environ.get("BACH_DATA_DIR") or task.data}
-    variables |= {"MALLOC_TRIM_THRESHOLD_": None}  # set by Dask; it makes a training a third slower
     with _one_at_a_time:
         write_text(folder / PARAMS, task.params)
-        with environment(**variables), _output_into(folder / LOG, f"{task.threads} threads"):
+        with environment(**variables, **AS_WITHOUT_DASK), _output_into(folder / LOG, f"{task.threads} threads"):
             try:
                 run(read_experiment(folder / PARAMS), report=False)
             except Exception as error:

@@ -1,4 +1,4 @@
-"""Notebooks in batch: papermill executes the notebooks of an experiment, one after the other, into one run folder.
+"""Notebooks in batch: papermill executes the notebooks of an experiment into one run folder, one or several at a time.
 
 A notebook that ran to its end is a finished stage. It is used again as long as all that it depends on is the same: its
 code cells, its parameters, the log, and the code of the rooms it uses. `status.json` keeps a hash of these.
@@ -12,9 +12,9 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from functools import lru_cache
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from bachlib.data.download import on_disk
 from bachlib.data.sources import SOURCES
 from bachlib.experiment.settings import SINGLE, Experiment, notebook_folder
 from bachlib.experiment.stages import point_name
+from bachlib.experiment.workers import AS_WITHOUT_DASK, THREADS, call, cluster, environment, local_workers
 from bachlib.files import (
     RUN_DIR,
     code_hash,
@@ -56,10 +57,12 @@ def folder_of(p: Experiment) -> Path:
     return output_dir("runs", f"{p.name}-{short_hash(p.model_dump())}")
 
 
-def run(p: Experiment, *, fresh: bool = False, report: bool = True) -> Path:
+def run(p: Experiment, *, fresh: bool = False, report: bool = True, workers: int | None = 1) -> Path:
     """Execute the notebooks of an experiment; returns the run folder with its report.
 
-    If a cell fails, the run stops. The partial notebook is kept, and the status names it.
+    `workers`: notebooks at the same time, each with its share of the cores; None: two, or one with a GPU. Notebooks
+    that want the same training wait for each other. If a cell fails, the run stops. The partial notebook is kept, and
+    the status names it.
     """
     folder = folder_of(p)
     folder.mkdir(parents=True, exist_ok=True)
@@ -71,19 +74,15 @@ def run(p: Experiment, *, fresh: bool = False, report: bool = True) -> Path:
         status: dict[str, Any] = {"status": "running", "notebooks": done}
         name = p.notebooks[0]
         try:
-            for name, values in stages(p).items():
+            for name in done:
+                print(f"{name:<16} unchanged", flush=True)
+            todo = {name: values for name, values in stages(p).items() if name not in done}
+            write_json(folder / STATUS, status)
+            for name, seconds in _executed(todo, folder, workers):
+                took = seconds()
+                print(f"{name:<16} {took:.0f} s", flush=True)
+                status["notebooks"][name] = {"seconds": took, "values": todo[name], "key": keys(p)[name]}
                 write_json(folder / STATUS, status)
-                if name in done:
-                    print(f"{name:<16} unchanged", flush=True)
-                    continue
-                start = time.perf_counter()
-                with environment(**{RUN_DIR: str(folder)}):
-                    source, target = notebook_folder() / f"{name}.ipynb", folder / f"{name}.ipynb"
-                    execute(source, target, values, lessons=is_as_written(name, values))
-                took = round(time.perf_counter() - start, 1)
-                if not sys.stderr.isatty():
-                    print(f"{name:<16} {took:.0f} s", flush=True)
-                status["notebooks"][name] = {"seconds": took, "values": values, "key": keys(p)[name]}
             status["status"] = "done"
         except BaseException as error:
             status |= {"status": "failed", "failed": name, "error": f"{type(error).__name__}: {error}"[:2000]}
@@ -97,6 +96,34 @@ def run(p: Experiment, *, fresh: bool = False, report: bool = True) -> Path:
                 with suppress(*(() if status["status"] == "done" else (Exception,))):
                     _write_report(folder)
     return folder
+
+
+def _executed(
+    todo: dict[str, dict[str, Any]], folder: Path, workers: int | None
+) -> Iterator[tuple[str, Callable[[], float]]]:
+    """The notebooks in the order in which they end; the call gives the seconds of one, or raises what went wrong."""
+    workers, threads = local_workers(min(2, len(todo)), workers, None)
+    if workers == 1 or len(todo) < 2:
+        yield from ((name, partial(execute_stage, name, values, folder)) for name, values in todo.items())
+        return
+    from distributed import as_completed
+
+    shares = {name: os.environ.get(name, str(threads)) for name in THREADS}
+    with environment(**shares), cluster(None, workers) as client:
+        futures = {}
+        for name, values in todo.items():
+            asked = f"{__name__}.execute_stage", name, values, folder
+            futures[client.submit(call, *asked, bar=False, key=f"{name}-{time.time_ns()}")] = name
+        yield from ((futures[future], future.result) for future in as_completed(futures, loop=client.loop))
+
+
+def execute_stage(name: str, values: dict[str, Any], folder: Path, bar: bool = True) -> float:
+    """Execute one notebook of a run; returns the seconds it took."""
+    start = time.perf_counter()
+    with environment(**{RUN_DIR: str(folder), **AS_WITHOUT_DASK}):
+        source, target = notebook_folder() / f"{name}.ipynb", folder / f"{name}.ipynb"
+        execute(source, target, values, lessons=is_as_written(name, values), bar=bar)
+    return round(time.perf_counter() - start, 1)
 
 
 def _write_report(folder: Path) -> None:
@@ -211,18 +238,25 @@ def _clear(folder: Path, keep: dict[str, Any]) -> None:
 
 
 def execute(
-    source: Path, target: Path, values: dict[str, Any], cwd: Path | None = None, *, lessons: bool = True
+    source: Path,
+    target: Path,
+    values: dict[str, Any],
+    cwd: Path | None = None,
+    *,
+    lessons: bool = True,
+    bar: bool = True,
 ) -> None:
     """Execute one notebook with papermill. A kernel that dies is started once more; a failing cell is a clear error.
 
     `cwd`: the kernel's working folder [default: the folder of the notebooks]. lessons=False leaves out the texts tagged
-    `lesson`: findings and exercises that are about the data and the parameters the notebook was written with.
+    `lesson`: findings and exercises that are about the data and the parameters the notebook was written with. bar: show
+    the progress in a terminal.
     """
     name = source.stem
     if not lessons:
         write_text(target, nbformat.writes(without_lessons(nbformat.read(source, as_version=4))))
         source = target
-    bar = {"desc": name, "bar_format": "{desc:<16} {n_fmt:>3}/{total_fmt} cells  {elapsed}"}
+    form = {"desc": name, "bar_format": "{desc:<16} {n_fmt:>3}/{total_fmt} cells  {elapsed}", "leave": False}
     logging.getLogger("papermill").setLevel(logging.ERROR)  # its warnings are about parameters that we have checked
     for last in (False, True):
         try:
@@ -232,9 +266,9 @@ def execute(
                 parameters=values,
                 kernel_name="python3",
                 cwd=str(cwd or notebook_folder()),
-                progress_bar=bar if sys.stderr.isatty() else False,
+                progress_bar=form if bar and sys.stderr.isatty() else False,
                 store_widget_state=False,
-                extra_arguments=["--log-level=ERROR"],  # ipykernel warns at every start that it uses TCP
+                extra_arguments=["--log-level=CRITICAL"],  # ipykernel also tells of TCP at its start and of its own end
             )
             return
         except DeadKernelError as error:
@@ -252,19 +286,3 @@ def without_lessons(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """The notebook without its texts tagged `lesson`; its code stays."""
     left = [c for c in notebook.cells if c.cell_type == "code" or "lesson" not in c.metadata.get("tags", [])]
     return nbformat.from_dict({**notebook, "cells": left})
-
-
-@contextmanager
-def environment(**values: str | None) -> Iterator[None]:
-    """Environment variables for the kernels started inside the block; None removes one."""
-    before = {name: os.environ.get(name) for name in values}
-
-    def put(variables: dict[str, str | None]) -> None:
-        for name, value in variables.items():
-            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
-
-    put(values)
-    try:
-        yield
-    finally:
-        put(before)

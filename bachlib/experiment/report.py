@@ -14,9 +14,10 @@ import yaml
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from bachlib import BachError
-from bachlib.experiment.notebooks import METRICS, PARAMS, STATUS, environment, execute
+from bachlib.experiment.notebooks import METRICS, PARAMS, STATUS, execute
 from bachlib.experiment.settings import notebook_folder
 from bachlib.experiment.sweep import FILE, found_at, is_sweep, keep, read_sweep
+from bachlib.experiment.workers import environment
 from bachlib.files import RUN_DIR, read_json, write_text
 from bachlib.show.page import page
 from bachlib.show.portrait import settings

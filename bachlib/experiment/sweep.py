@@ -27,7 +27,7 @@ from pydantic import Field
 
 from bachlib import BachError
 from bachlib.evaluate import Evaluation
-from bachlib.experiment.notebooks import METRICS, STATUS, environment, folder_of, keys, stages
+from bachlib.experiment.notebooks import METRICS, STATUS, folder_of, keys, stages
 from bachlib.experiment.published import published
 from bachlib.experiment.settings import (
     SINGLE,
@@ -41,6 +41,7 @@ from bachlib.experiment.settings import (
     read_yaml,
 )
 from bachlib.experiment.stages import data_name, heads_of, label, measured, point_name
+from bachlib.experiment.workers import environment
 from bachlib.files import (
     RUN_DIR,
     in_progress,

@@ -9,8 +9,9 @@ import jupytext
 import nbformat
 
 from bachlib import BachError
-from bachlib.experiment.notebooks import environment, execute
+from bachlib.experiment.notebooks import execute
 from bachlib.experiment.settings import notebook_folder, notebook_names
+from bachlib.experiment.workers import environment
 from bachlib.files import write_text
 from bachlib.show.pictures import add_twins, without_twin
 
