@@ -16,8 +16,9 @@ from serving import SMALL, made, perturbed, ranked, unit
 from bachlib import BachError
 from bachlib.model.methods import build
 from bachlib.model.svd import fold_in, pure_svd
-from bachlib.serve import Retriever, codebook, twostep
+from bachlib.serve import Retriever, codebook, exact, twostep
 from bachlib.serve.density import brute_force
+from bachlib.serve.kernels import VNNI
 from bachlib.serve.lean import CodebookServer
 from bachlib.serve.rows import appended
 
@@ -69,8 +70,11 @@ def test_any_coming_and_going_is_as_if_built_from_these_items(
 ):
     """Brute force over the items served now, to the bit: after each of many changes, some of them beyond a tenth."""
     monkeypatch.setattr(twostep, "SMALL", 0)  # a graph also here
+    monkeypatch.setattr(exact, "MANY", 1)  # and coarse items, for what is behind the first block
+    monkeypatch.setattr(exact, "WIDTH", 256)
     settings = {"index": index, "budget": budget, "lists": "exact"}
-    retriever = made(world, name, strategy, k=6, **settings)
+    retriever = made(world, name, strategy, k=8, **settings)
+    assert (retriever.catalogue.coarse is None) == (strategy == "codebook" or not VNNI)
     rng, served, n, proved = np.random.default_rng(3), set(range(600)), 600, 0
     for step in range(30):
         best = retriever.retrieve(histories, 12)

@@ -55,6 +55,55 @@ def test_the_compiled_product_is_the_product(B, k, d, more):
     assert np.abs(out - items.astype(float) @ heads.reshape(-1, d).astype(float).T).max() < rounding(d)
 
 
+coarse_only = pytest.mark.skipif(not kernels.VNNI, reason="this processor has no AVX512-VNNI: items stay float32")
+
+
+@coarse_only
+@pytest.mark.parametrize(("B", "k", "d"), [(1, 8, 64), (4, 2, 8), (3, 8, 128)])
+def test_coarse_cosines_are_within_their_bound(monkeypatch, B, k, d):
+    """Also of vectors along an axis, and of one that comes later and is worse than all before."""
+    rng = np.random.default_rng(d)
+    items, heads = unit(rng.normal(size=(3 * kernels.ITEMS + 5, d))), unit(rng.normal(size=(B, k, d)))
+    items[0], items[1] = np.eye(d)[3], -np.eye(d)[5]
+    items[-1] = unit(np.full(d, 0.5 / 127) + np.eye(d)[0])  # its small numbers are halves of a scale
+    assert exact.Coarse.of(items) is None, "so few are not worth it"
+    monkeypatch.setattr(exact, "MANY", 1)
+    first = exact.Coarse.of(items[:-7])
+    coarse = first.with_more(items[-7:])
+    assert first.codes.shape == (len(items) - 7, d) and coarse.off > first.off
+    side, error = coarse.side_of(heads)
+    out = np.full((len(items), B * k), np.nan, np.float32)
+    kernels.coarse_product(*side, out)
+    off = np.abs(out - items.astype(float) @ heads.reshape(-1, d).astype(float).T).max()
+    assert off < error + rounding(d) < 0.06
+    heads[0, 0] = items[-1]
+    axes = exact.Coarse.of(np.eye(d, dtype=np.float32))  # nothing is lost of these items
+    side, error = axes.side_of(heads)
+    kernels.coarse_product(*side, out := np.empty((d, B * k), np.float32))
+    assert axes.off < 1e-8 and 1e-4 < np.abs(out - heads.reshape(-1, d).T).max() <= error + rounding(d)
+    codes = coarse.codes.astype(float) - 128
+    assert np.abs(codes).max() == 127, "all of the range is used, and no more"
+    assert np.linalg.norm(items - codes * coarse.scale[:, None], axis=1).max() <= coarse.off * (1 + 1e-6)
+
+
+@coarse_only
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("k", "B"), [(8, 1), (32, 2), (8, 70), (5, 2)])
+def test_the_coarse_scan_is_brute_force(monkeypatch, rule, k, B):
+    """Items that nearly tie around θ, so that an item lost by rounding would be seen; five heads take float32."""
+    monkeypatch.setattr(exact, "MANY", 1)
+    monkeypatch.setattr(exact, "WIDTH", 256)  # the first block is float32
+    rng = np.random.default_rng(k + B)
+    items, _, _, query = random_case(rng, 6000, B, k, 64, rule)
+    items[300:] = unit(items[rng.integers(300, size=5700)] + 0.05 * rng.normal(size=(5700, 64)) / 8)
+    left_out = LeftOut.of([rng.integers(6000, size=rng.integers(60)) for _ in range(B)])
+    wanted = brute_force(query, items, 60, left_out)
+    for more in (0, 1, 900):  # the last ones came later
+        coarse = exact.Coarse.of(items[: len(items) - more])
+        coarse = coarse.with_more(items[-more:]) if more else coarse
+        same(exact.top_k(query, items, 60, left_out, coarse=coarse), wanted)
+
+
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(
     ("n", "k", "d", "B"), [(3000, 1, 8, 2), (3000, 8, 64, 70), (9000, 32, 64, 2), (20_000, 5, 2, 1)]

@@ -7,6 +7,7 @@ serving, whose items lie around interests as in `bench.serve`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,8 @@ def work_of(what: str, **sizes: int) -> tuple[Work, int]:
         one: Callable = lambda u: codebook.top_k(arrays, pi[u], serve.K, serve.NOTHING, "power-spherical")  # noqa: E731
     else:
         query = serve.requests(directions, k, "power-spherical", rng)
-        way, more = (two_step, (Neighbours(items, "hnsw"),)) if what == "two-step" else (exact.top_k, ())
+        scan = partial(exact.top_k, coarse=exact.Coarse.of(items))
+        way, more = (two_step, (Neighbours(items, "hnsw"),)) if what == "two-step" else (scan, ())
         one = lambda u: way(query[u], items, serve.K, serve.NOTHING, *more)  # noqa: E731
     return lambda: [one(u) for u in serve.ROWS], serve.REQUESTS
 

@@ -22,6 +22,7 @@ from jaxtyping import Float, Int
 from bachlib import BachError
 from bachlib.serve.codebook import CodebookArrays, CodebookLists
 from bachlib.serve.density import LeftOut
+from bachlib.serve.exact import Coarse
 from bachlib.serve.rows import appended, is_among
 
 Genres = Sequence[Sequence[str]]  # those of each item
@@ -121,6 +122,7 @@ class Catalogue(NamedTuple):
     items: Float[np.ndarray, "n d"]  # their vectors
     index: Any = None  # `Neighbours` for two-step
     codebook: CodebookArrays | CodebookLists | None = None
+    coarse: Coarse | None = None  # for the exact scan of many items
     labels: Labels = Labels()
     gone: Int[np.ndarray, " g"] = np.empty(0, np.int64)  # places in `items` that are not served any more, ascending
 
@@ -150,8 +152,9 @@ class Catalogue(NamedTuple):
         items = longer if self.items is self.vectors else appended(self.items, vectors)
         tokens = longer if self.tokens is self.vectors else appended(self.tokens, tokens)
         return self._replace(
-            vectors=longer, tokens=tokens, numbers=np.concatenate((self.numbers, numbers)), items=items, labels=labels
-        )
+            vectors=longer, tokens=tokens, numbers=np.concatenate((self.numbers, numbers)), items=items,
+            coarse=self.coarse and self.coarse.with_more(vectors), labels=labels,
+        )  # fmt: skip
 
     def without(self, numbers: Int[np.ndarray, " m"]) -> Catalogue:
         """These items are not served any more; they keep their places."""
@@ -161,9 +164,9 @@ class Catalogue(NamedTuple):
         return self._replace(gone=gone)
 
     def compact(self) -> Catalogue:
-        """Only the served items are searched; an index or a codebook is left behind."""
+        """Only the served items are searched; what was computed from them is left behind."""
         if not len(self.gone):
-            return self._replace(index=None, codebook=None)
+            return self._replace(index=None, codebook=None, coarse=None)
         tokens = None if self.tokens is self.vectors else self.tokens
         return Catalogue.of(self.vectors, tokens, self.served)._replace(labels=self.labels)
 

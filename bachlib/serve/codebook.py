@@ -25,7 +25,7 @@ from jaxtyping import Bool, Float, Int
 
 from bachlib.serve import exact
 from bachlib.serve.density import Best, LeftOut, Query, Rule, rounding
-from bachlib.serve.kernels import STEP, TRUSTED, descend
+from bachlib.serve.descent import STEP, TRUSTED, descend
 from bachlib.serve.rows import STALE, appended, roomy
 
 DENSE_SHARE = 1 / 6  # of the catalogue: scoring more rows one by one takes longer than the dense product

@@ -19,7 +19,8 @@ from jaxtyping import Float
 
 from bachlib.serve.codebook import ROUNDED, TINY, CodebookArrays, CodebookLists
 from bachlib.serve.density import Best, LeftOut, Query, rounding
-from bachlib.serve.kernels import BINS, bounds, fill_tables
+from bachlib.serve.descent import bounds
+from bachlib.serve.kernels import BINS, fill_tables
 from bachlib.serve.twostep import Neighbours
 
 Codebook = CodebookArrays | CodebookLists

@@ -1,6 +1,5 @@
-"""All compiled loops: the score, the scan and the threshold algorithm. The score is computed by the same operations in
-the same order everywhere. They share a file because numba does not notice when a function of another file changes.
-"""
+"""All compiled loops of the score and the scan. The score is computed by the same operations in the same order
+everywhere. They share a file because numba does not notice when a function of another file changes."""
 
 from __future__ import annotations
 
@@ -9,16 +8,20 @@ import math
 import numpy as np
 from llvmlite import binding, ir
 from numba import njit, types
-from numba.core import cgutils
+from numba.core import cgutils, config
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 
 EPS = float(np.finfo(np.float64).eps)
 BINS = 256  # of a head's table
-CHUNK = 512  # items between two updates of θ
-STEP = 16  # entries of a prototype's list at a time
-TRUSTED = 1e-20  # sums of densities above this are not affected by those that count as 0
+CHUNK, SMALL = 512, 1 << 14  # items between two updates of θ; cosines at a time in `scan`
+VNNI = binding.get_host_cpu_features().get("avx512vnni", False) and not (config.CPU_NAME or config.CPU_FEATURES)
 HEADS, ITEMS = 8, 12 if binding.get_host_cpu_features().get("avx512f") else 6  # whose cosines are in registers
+
+
+def order(*places):
+    """For `shuffle_vector`: which places of a vector the new one takes."""
+    return ir.Constant(ir.VectorType(ir.IntType(32), len(places)), places)
 
 
 @intrinsic
@@ -27,9 +30,6 @@ def tile(typing_context, items, at, columns, group, d, out, place, width):
     of all heads are one vector, columns[group + 2 HEADS (j // 2) :], and each pair of an item's numbers is repeated."""
     f4, i8, lanes = ir.FloatType(), ir.IntType(64), 2 * HEADS
     vector, pair, half = (ir.VectorType(f4, n) for n in (lanes, 2, HEADS))
-
-    def order(*places):
-        return ir.Constant(ir.VectorType(ir.IntType(32), len(places)), places)
 
     def build(context, b, signature, given):
         item, column, result = (make_array(signature.args[n])(context, b, given[n]).data for n in (0, 2, 5))
@@ -61,6 +61,54 @@ def product(items, columns, out):
         i = min(at, b - ITEMS)  # the last items once more
         for g in range(len(columns)):
             tile(items, i * d, columns, g * d * HEADS, d, out, i * width + g * HEADS, width)
+
+
+@intrinsic
+def coarse_tile(typing_context, codes, at, heads, group, d, start, scale, unit, out, place, width):
+    """`tile` of whole numbers: four dimensions of an item are multiplied and added up at a time (AVX512-VNNI), which
+    takes unsigned numbers on one side, so 128 is added to the codes of items, and `start` takes 128 Σ_j u_rj off again."""
+    i8, i32, i64, f4, lanes = (*map(ir.IntType, (8, 32, 64)), ir.FloatType(), 2 * HEADS)
+    sums_of, quads, half, result = (ir.VectorType(*of) for of in ((i32, lanes), (i8, 4 * lanes), (i64, 1), (f4, HEADS)))
+
+    def build(context, b, signature, given):
+        def pointer(argument, place, of):
+            data = make_array(signature.args[argument])(context, b, given[argument]).data
+            return b.bitcast(b.gep(data, [place]), of.as_pointer())
+
+        dot = ir.FunctionType(sums_of, [sums_of, quads, quads])
+        dot = cgutils.get_or_insert_function(b.module, dot, "llvm.x86.avx512.vpdpbusd.512")
+        first = b.mul(given[3], i64(HEADS))  # of this group's heads
+        begin = b.load(pointer(5, b.mul(first, i64(2)), sums_of), align=4)
+        sums = [cgutils.alloca_once_value(b, begin) for _ in range(ITEMS)]
+        with cgutils.for_range(b, b.udiv(given[4], i64(8))) as loop:
+            j = b.mul(loop.index, i64(8))
+            of_heads = b.load(pointer(2, b.add(b.mul(first, given[4]), b.mul(j, i64(HEADS))), quads), align=1)
+            for i, total in enumerate(sums):
+                place = b.add(b.mul(b.add(given[1], i64(i)), given[4]), j)
+                eight = b.load(pointer(0, place, half), align=1)
+                of_item = b.bitcast(b.shuffle_vector(eight, eight, order(*[0] * HEADS)), quads)
+                b.store(b.call(dot, [b.load(total), of_item, of_heads]), total)
+        units = b.load(pointer(7, first, result), align=4)
+        for i, total in enumerate(sums):
+            x = b.load(total)
+            even, odd = (b.shuffle_vector(x, x, order(*range(side, lanes, 2))) for side in (0, 1))
+            one = b.load(pointer(6, b.add(given[1], i64(i)), ir.VectorType(f4, 1)), align=4)
+            scales = b.shuffle_vector(one, one, order(*[0] * HEADS))
+            cosines = b.fmul(b.fmul(b.sitofp(b.add(even, odd), result), units), scales)
+            b.store(cosines, pointer(8, b.add(given[9], b.mul(given[10], i64(i))), result), align=4)
+        return context.get_dummy_value()
+
+    return types.void(codes, at, heads, group, d, start, scale, unit, out, place, width), build
+
+
+@njit(nogil=True, cache=True)
+def coarse_product(codes, scale, heads, start, unit, out):
+    """`product` of items and heads that are whole numbers times a scale and a unit: see `coarse_tile`."""
+    (b, d), width = codes.shape, out.shape[1]
+    for at in range(0, b, ITEMS):
+        i = min(at, b - ITEMS)
+        for g in range(len(heads)):
+            coarse_tile(codes, i, heads, g, d, start, scale, unit, out, i * width + g * HEADS, width)
 
 
 @njit(nogil=True, cache=True)
@@ -201,8 +249,7 @@ def fill_tables(log_weight, kappa, power, shift, slack, table):
 @njit(nogil=True, cache=True)
 def thresholds(theta, log_weight, kappa, power, soft, peak, order, slack, cut):
     """cut_r, a little low: an item whose float32 cosines are all below cannot reach θ. The parts are equal, except for
-    heads that cannot reach theirs even at cosine 1 (`peak`): they give all they can, and the others share the rest.
-    """
+    heads that cannot reach theirs even at cosine 1 (`peak`): they give all they can, and the others share the rest."""
     k = len(log_weight)
     if not soft or theta == -np.inf:
         cut[:] = theta - slack - 1e-6
@@ -277,62 +324,27 @@ def sift(
     return n_scored
 
 
-@njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"})
-def dot(row, weight):
-    total = np.float32(0.0)
-    for r in range(len(row)):
-        total += row[r] * weight[r]
-    return total
-
-
 @njit(nogil=True, cache=True)
-def descend(lists, density, weight, K, left_out, scores, places, budget, off):
-    """The threshold algorithm of one user: fills scores and places with the items it saw; returns (count, proved)."""
-    k, length = lists.shape
-    seen = np.zeros(len(density), np.uint8)
-    for j in range(len(left_out)):
-        seen[left_out[j]] = 1
-    depth = np.zeros(k, np.int64)
-    level, below = np.empty(k), np.empty(k)  # the most an unseen item can get from a list; after the next step
-    for r in range(k):
-        level[r] = weight[r] * density[lists[r, 0], r]
-        below[r] = weight[r] * density[lists[r, min(STEP, length - 1)], r]
-    bound = level.sum()
-    top, which = np.full(K, -np.inf), np.zeros(K, np.int64)
-    count = 0
-    while count < budget:
-        most, r = -1.0, -1
-        for s in range(k):
-            fall = level[s] - below[s] + 1e-3 * level[s]
-            if depth[s] + STEP < length and fall > most:
-                most, r = fall, s
-        if r < 0 or (count > budget // 2 and bound > 2.0 * top[K - 1]):  # the lists end, or the bound falls too slowly
-            return count, False
-        for at in range(depth[r], depth[r] + STEP):
-            i = lists[r, at]
-            if seen[i] == 0:
-                seen[i] = 1
-                score = dot(density[i], weight)
-                scores[count], places[count] = score, i
-                count += 1
-                if score > top[K - 1]:
-                    insert(score, i, top, which)
-        depth[r] += STEP
-        level[r] = below[r]
-        bound = level.sum()  # a new sum: small levels would be lost in differences of large ones
-        below[r] = weight[r] * density[lists[r, min(depth[r] + STEP, length - 1)], r]
-        if top[K - 1] > TRUSTED and top[K - 1] * (1.0 - 2 * off) > bound * (1.0 + 2 * off):
-            return count, True
-    return count, False
-
-
-@njit(nogil=True, cache=True)
-def bounds(t, table, shared, out):
-    """out_i: a bound on the sum over heads: `shared`, and the tables of the other heads at their cosines t (n, k)."""
-    n, k = t.shape
-    for i in range(n):
-        total = shared[i]
-        for r in range(k):
-            place = int((t[i, r] + np.float32(1.0)) * np.float32(0.5 * BINS))
-            total += table[r, min(max(place, 0), BINS + 1)]
-        out[i] = total
+def scan(
+    columns32, coarse, begin, items, columns, log_weight, kappa, power, soft, peak, order, slack, table, shift,
+    left_out, starts, scores, found,
+):  # fmt: skip
+    """`product` and `sift` from item `begin` on, in small blocks. `coarse`: codes, scale, heads, start and unit for
+    `coarse_product`; without codes it is the product of the items and the heads `columns32`."""
+    n, (B, k), (codes, scale, heads, start, unit) = len(items), kappa.shape, coarse
+    most = max(CHUNK, SMALL // (B * k))
+    room = np.empty((most + ITEMS, B * k), np.float32)
+    n_scored = 0
+    while begin < n:
+        end = begin + most if begin + most + ITEMS <= n else n
+        t = room[: end - begin]
+        if len(codes):
+            coarse_product(codes[begin:end], scale[begin:end], heads, start, unit, t)
+        else:
+            product(items[begin:end], columns32, t)
+        n_scored += sift(
+            t.reshape(end - begin, B, k), begin, items, columns, log_weight, kappa, power, soft, peak, order, slack,
+            table, shift, left_out, starts, scores, found,
+        )  # fmt: skip
+        begin = end
+    return n_scored

@@ -65,7 +65,7 @@ def search(
         else:
             best, looked_at = codebook.top_k(catalogue.codebook, pi, K, out, rule)
     elif catalogue.index is None:
-        best = exact.top_k(query, items, K, out)
+        best = exact.top_k(query, items, K, out, coarse=catalogue.coarse)
     else:
         strategy, index = "two-step", catalogue.index
         if catalogue.codebook is not None:
@@ -73,7 +73,8 @@ def search(
         how = {name: settings[name] for name in ("M", "max_M", "ask")}
         best, lists = two_step(query, items, K, out, index, **how)
         if settings["lists"] == "exact":
-            best = exact.top_k(query, items, K, out, (np.repeat(np.arange(len(pi)), K), best.found.ravel()))
+            start = (np.repeat(np.arange(len(pi)), K), best.found.ravel())
+            best = exact.top_k(query, items, K, out, start, catalogue.coarse)
         else:
             certified, enough, looked_at = ~certified, lists.enough, lists.depth.sum(1)
     found = catalogue.numbers[best.found]

@@ -41,7 +41,7 @@ from bachlib.train.run import Run
 Strategy = Literal["auto", "exact", "two-step", "codebook"]
 
 # two-step (hnsw) over exact, one request, K = 100, k = 8, by `bach bench serve`: items → ratio
-RATIOS = {20_000: 3.0, 50_000: 1.4, 200_000: 0.24, 1_000_000: 0.07}
+RATIOS = {20_000: 3.0, 50_000: 1.4, 200_000: 0.5, 1_000_000: 0.15}
 LISTED = 4096  # items of a prototype's list beside an index, which the own heads need
 WORTH_BUILDING, RECALL = 0.5, 0.99  # of a graph: the largest of these ratios, the smallest share of items found
 TRIALS = [slice(u, u + 1) for u in range(24)]  # requests that are timed
@@ -141,7 +141,8 @@ class Retriever:
             cached = codebook.compute_lists(*self.users.prototypes(), items, self.rule, budget)
         else:
             cached = codebook.compute(*self.users.prototypes(), items, self.rule) if shared else None
-        return catalogue._replace(index=index, codebook=cached)
+        scanned = strategy == "exact" or (own and self.settings["lists"] == "exact")
+        return catalogue._replace(index=index, codebook=cached, coarse=exact.Coarse.of(items) if scanned else None)
 
     def _budget(self, strategy: str) -> int | None:
         """The length of the prototypes' lists if there is no table; two-step needs lists beside own heads."""
@@ -294,7 +295,7 @@ def cheapest(retriever: Retriever) -> tuple[str, Catalogue, str]:
     anyone = np.zeros(len(TRIALS), np.int64)  # only read by models with a free π per user
     nothing = np.zeros(width) if (width := retriever.model.n_context) else None
     query, pi = retriever.users.query(bare, histories, user=anyone, context=nothing)
-    scan = _milliseconds(lambda u: exact.top_k(query[u], bare.items, K, out[u]))
+    scan = _milliseconds(lambda u: exact.top_k(query[u], bare.items, K, out[u], coarse=bare.coarse))
     said = f"{n:,} items, k = {retriever.model.k}: a scan takes {scan:.2f} ms"
     if retriever.users.prototypes() is not None:
         other, made, recall = "codebook", retriever.built(bare, "codebook"), 1.0

@@ -26,6 +26,7 @@ from bachlib import BachError
 from bachlib.files import canonical_json, only_one, whole_folder, write_text
 from bachlib.serve.catalogue import Catalogue, Labels
 from bachlib.serve.codebook import CodebookArrays, CodebookLists
+from bachlib.serve.exact import Coarse
 from bachlib.serve.rows import first_of
 
 FORMAT, READ = 4, (1, 2, 3, 4)  # format 1 has no labels, 2 no removed items that keep their places, 3 no room
@@ -121,6 +122,8 @@ def _read(folder: Path, current: bytes, verify: bool) -> tuple[Catalogue, dict[s
 
         index = Neighbours.load(where / "neighbours.faiss", about["settings"]["index"])
         catalogue = catalogue._replace(index=index.changed(catalogue.items, catalogue.gone) or index)
+    if "exact" in (about["strategy"], about["settings"]["lists"] if about["strategy"] == "two-step" else None):
+        catalogue = catalogue._replace(coarse=Coarse.of(catalogue.items))
     if "labels.parquet" in about["files"]:
         labels = pq.read_table(where / "labels.parquet").to_pydict()
         catalogue = catalogue._replace(labels=Labels(labels.get("raw_id"), labels.get("genres")))
