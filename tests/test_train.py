@@ -52,14 +52,12 @@ def whole(world, tmp_path_factory):
 
 
 def test_every_method_trains(world, tmp_path):
-    found = {}
+    found, params = {}, {**QUICK, "epochs": 2, "learning_rate": 0.01}
     for name in METHODS:
-        run = fit(
-            model_of(world, name, k_shared=4, k_own=2), world, {**QUICK, "epochs": 4}, tmp_path / name, quiet=True
-        )
+        run = fit(model_of(world, name, k_shared=4, k_own=2), world, params, tmp_path / name, quiet=True)
         assert run.status == "finished"
         found[name] = run.best["auprc"]
-    slow = {"mind", "comirec-dr"}  # capsules need longer than four short epochs
+    slow = {"mind", "comirec-dr"}  # capsules need longer than two short epochs
     assert all(found[name] > found["mostpop"] for name in METHODS if name not in slow | {"mostpop"}), found
 
 

@@ -66,7 +66,7 @@ def product(items, columns, out):
 @intrinsic
 def coarse_tile(typing_context, codes, at, heads, group, d, start, scale, unit, out, place, width):
     """`tile` of whole numbers: four dimensions of an item are multiplied and added up at a time (AVX512-VNNI), which
-    takes unsigned numbers on one side, so 128 is added to the codes of items, and `start` takes 128 Σ_j u_rj off again."""
+    takes unsigned numbers on one side, so 128 is added to the codes of items; `start` takes 128 Σ_j u_rj off again."""
     i8, i32, i64, f4, lanes = (*map(ir.IntType, (8, 32, 64)), ir.FloatType(), 2 * HEADS)
     sums_of, quads, half, result = (ir.VectorType(*of) for of in ((i32, lanes), (i8, 4 * lanes), (i64, 1), (f4, HEADS)))
 
