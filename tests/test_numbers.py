@@ -50,6 +50,12 @@ def test_ids_and_times_beyond_64_bits(logs):
     assert {logs["short"].items["raw_id"][i] for i in logs["short"].sequence(0)} == {str(FAR + n) for n in range(31)}
 
 
+def test_a_time_that_is_too_far_away_is_said(tmp_path):
+    for name, far in (("a", 10**22), ("b", -(10**30))):
+        with pytest.raises(BachError, match=r"times should be between −10\^20 and 10\^20"):
+            log_of(tmp_path, name, [range(31)], lambda n, far=far: far + n)
+
+
 SMALLEST = [  # data, of the model, of the training
     ("short", {"tau": 0.005}, {"batch_size": 1, "n_negatives": 1, **ALL}),
     ("same", {"tau": 1.0, "candidates": "set"}, {"n_negatives": 0, "false_negatives": "next"}),
