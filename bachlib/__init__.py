@@ -4,7 +4,10 @@ The data flows from left to right, and a room imports only rooms to its left:
 data → model → rank → train → evaluate → serve → show → experiment → bench.
 """
 
+import os
 from importlib.util import find_spec
+
+from bachlib.files import output_dir
 
 __version__ = "0.1.0"
 
@@ -15,6 +18,11 @@ EXTRAS = {
     "sweep": "distributed papermill nbclient nbformat ipykernel".split(),
     "faiss-cpu": ["faiss"],
 }
+
+
+# Compiled loops are cached beside the code or in the home. Where neither can be written, they go to the outputs folder.
+if not any(os.access(folder, os.W_OK) for folder in (os.path.dirname(__file__), os.path.expanduser("~"))):
+    os.environ.setdefault("NUMBA_CACHE_DIR", str(output_dir("numba")))
 
 
 class BachError(Exception):

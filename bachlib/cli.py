@@ -318,6 +318,8 @@ def doctor() -> None:
 
 def main() -> None:
     """Print errors that a user can correct as a message, without a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # where there is no κ and no –, a ? takes their place
     for name in {"BACH_OUTPUT_DIR", "BACH_DATA_DIR"} & os.environ.keys():  # kernels run in another folder
         if os.environ[name]:
             os.environ[name] = str(Path(os.environ[name]).expanduser().resolve())

@@ -157,7 +157,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
 @contextmanager
 def only_one(target: Path) -> Iterator[None]:
     """A lock: wait until no other process of this machine holds it for `target`. (Windows: no lock.)"""
-    with _lock_of(target).open("w") as lock:
+    with _lock_of(target).open("wb") as lock:
         if fcntl:
             fcntl.flock(lock, fcntl.LOCK_EX)  # the system releases it when the process ends, even if killed
         yield
@@ -165,7 +165,7 @@ def only_one(target: Path) -> Iterator[None]:
 
 def in_progress(target: Path) -> bool:
     """Does a process of this machine hold the lock `only_one(target)`?"""
-    with _lock_of(target).open("w") as lock, suppress(BlockingIOError):
+    with _lock_of(target).open("wb") as lock, suppress(BlockingIOError):
         if fcntl:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return False

@@ -13,13 +13,14 @@ N_HIST, N_NEXT = 50, 10
 MIN_ITEMS = 1 + N_NEXT + N_VALID + N_TEST  # the shortest sequence that gives a window, with one item of history
 
 Share = Annotated[float, Field(ge=0, lt=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**64)]  # what torch takes
 Kernel = Literal["power-spherical", "von-mises-fisher"]
 ServeBy = Literal["density", "max", "softmax"]
 Role = Literal["user", "item", "time", "rating", "title", "genre"]
 
 
 class Params(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 P = TypeVar("P", bound=Params)
@@ -28,12 +29,12 @@ P = TypeVar("P", bound=Params)
 class PrepareParams(Params):
     """The pipeline of appendix A; the defaults are the paper's. Where the paper says nothing, they are ours."""
 
-    min_rating: float = Field(4.0, allow_inf_nan=False, description="lowest liked rating; without ratings: all events")
+    min_rating: float = Field(4.0, description="lowest liked rating; without ratings: all events")
     min_items: int = Field(80, ge=MIN_ITEMS, description="users with fewer liked items are dropped")
     max_items: int = Field(50_000, ge=1, description="size of the catalogue: the most frequent items")
     catalogue: Literal["liked", "kept"] = Field("liked", description="items that anybody likes, or only kept users")
     max_users: int = Field(100_000, ge=1, description="number of users at most, drawn with `seed`")
-    seed: int = Field(0, ge=0, description="seed of the draw of users and of shuffled ties")
+    seed: Seed = Field(0, description="seed of the draw of users and of shuffled ties")
     ties: Literal["log", "item", "shuffle", "basket"] = Field(
         "log", description="order of a user's events with one time: log, item id, shuffled, or shuffled and never cut"
     )
@@ -81,7 +82,7 @@ class WorldParams(Params):
     mean_events: float = Field(150.0, ge=20, description="mean number of liked events per user")
     disliked: Share = Field(0.15, description="share of events with random items, rated below 4")
     repeated: Share = Field(0.05, description="share of events that repeat an earlier item")
-    seed: int = Field(0, ge=0, description="seed of the world")
+    seed: Seed = Field(0, description="seed of the world")
 
     @model_validator(mode="after")
     def _every_interest_has_an_item(self) -> Self:
@@ -100,7 +101,7 @@ class ModelParams(Params):
         "list", description="an item among the candidates several times counts as often (list) or once (set)"
     )
     kernel: Kernel | None = Field(None, description="kernel of BACH's posterior; None: the kernel of the method")
-    seed: int = Field(0, ge=0, description="seed of the initial weights")
+    seed: Seed = Field(0, description="seed of the initial weights")
     n_hist: int = Field(N_HIST, ge=1, description="number of history items the encoder reads, the last ones")
     history: Literal["tower", "frozen"] = Field("tower", description="history tokens: item tower or frozen PureSVD")
     svd_on: Literal["train", "all"] = Field("train", description="PureSVD on training prefixes, or all (leaks tests)")
@@ -172,7 +173,7 @@ class TrainParams(Params):
     )
     log_q: bool = Field(False, description="correct for how often each candidate is drawn (see `log_q` in `onepass`)")
     learning_rate: float = Field(1e-3, gt=0, description="learning rate of Adam; no weight decay, schedule or clipping")
-    seed: int = Field(0, ge=0, description="seed of windows, targets, negatives and dropout")
+    seed: Seed = Field(0, description="seed of windows, targets, negatives and dropout")
     valid_every: int = Field(5, ge=1, description="epochs between two validations; the last epoch is always validated")
     patience: int = Field(10, ge=1, description="stop after this many validations without a better AUPRC")
     valid_users: int = Field(10_000, ge=1, description="number of validation users at most, drawn with `seed`")
@@ -180,6 +181,14 @@ class TrainParams(Params):
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU if there is one")
     precision: Literal["auto", "float32", "mixed"] = Field("auto", description="auto: mixed (bfloat16) on CUDA only")
     checkpoint_seconds: float = Field(30.0, ge=0, description="seconds between resume states; every epoch writes one")
+
+    @model_validator(mode="after")
+    def _a_row_has_other_candidates(self) -> Self:
+        if self.batch_size == 1 and not self.n_negatives:
+            raise ValueError(
+                "batch_size=1 with n_negatives=0: a row has no candidate but its own positive, so it learns nothing"
+            )
+        return self
 
 
 LATER = (  # the first version did not have these

@@ -25,6 +25,7 @@ from bachlib.train import Run, fit
 from bachlib.train.run import data_of
 
 NASTY = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1> \"a\" 'b' & {{c}} &lt;"
+NASTY += " <b>d</b> <a href='javascript:window.hacked=1'>e</a> %{x} ${f} $g^2$ 😀 שלום"
 SMALL = {"d": 8, "ff": 16, "item_width": 16}
 
 

@@ -226,11 +226,15 @@ def test_a_click_asks_why(explorer, world):
 
 def test_titles_are_never_markup(models, world):
     nasty = copy(world)
-    nasty.__dict__.pop("titles", None)
-    nasty.items = world.items.assign(title=[f"<script>x</script> {i}" for i in range(world.n_items)])
+    for name in ("titles", "genres"):
+        nasty.__dict__.pop(name, None)
+    bad = world.items["genres"].map(lambda of: [f"<img src=x onerror=y>{genre}\u202e" for genre in of])
+    nasty.items = world.items.assign(title=[f"<script>x</script> %{{x}} {i}" for i in range(world.n_items)], genres=bad)
     explorer = Explorer(models, nasty, user=5)
-    said = "".join((explorer.because.value, explorer.status.value, *explorer.figure.layout.yaxis.ticktext))
-    assert "&lt;script&gt;" in said and "<script>" not in said
+    said = "".join((explorer.because.value, explorer.status.value, *(row.about.value for row in explorer.rows)))
+    drawn = "".join((*explorer.figure.layout.yaxis.ticktext, *(str(trace) for trace in explorer.figure.data)))
+    assert "&lt;script&gt;" in said and "&lt;img src=x" in said and "&lt;script&gt;" in drawn
+    assert not any(mark in said + drawn for mark in ("<script>", "<img", "\u202e", "%{x} 1"))
 
 
 def test_of_runs(world, tmp_path):

@@ -79,7 +79,9 @@ def test_printed_commands_exist_with_their_options():
 # ------------------------------------------------------------------------------------------------------ pages
 
 
-@pytest.mark.parametrize("page", ["README.md", "bachlib/README.md", "notebooks/README.md", "CONTRIBUTING.md", "LOG.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "bachlib/README.md", "notebooks/README.md", "tests/README.md", "CONTRIBUTING.md", "LOG.md"]
+)
 def test_links_and_targets_exist(page):
     text = (ROOT / page).read_text()
     for link, anchor in re.findall(r"\]\(([^)#]*)(#[^)]*)?\)", text):
@@ -93,6 +95,18 @@ def test_links_and_targets_exist(page):
     for pair in re.findall(r"^make (\w+)|`make (\w+)`", text, flags=re.M):
         assert "".join(pair) in targets, f"{page} mentions make {''.join(pair)}, which does not exist"
     assert {"run", "test", "lab", "sync", "lint", "bench", "clean"} <= set(targets)
+
+
+def test_every_test_of_the_promises_exists():
+    """The table of tests/README.md: each row ends with the tests that keep its promise."""
+    rows = [line for line in (ROOT / "tests" / "README.md").read_text().splitlines() if "::" in line]
+    for row in rows:
+        fault, promise, tests = (cell.strip() for cell in row.strip("| ").split(" | "))
+        named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", tests)
+        assert fault and promise and named and len(named) == tests.count("::"), row
+        for file, name in named:
+            assert f"\ndef {name}(" in (ROOT / "tests" / file).read_text(), f"{file} has no test {name}"
+    assert len(rows) >= 40
 
 
 def test_the_readme_is_short_and_names_every_notebook():

@@ -117,7 +117,7 @@ def test_the_scan_is_brute_force(rule, n, k, d, B):
 
 
 @pytest.mark.parametrize("rule", list(KERNELS))
-@pytest.mark.parametrize("kappa", [0.0, 1e-8, 1e-2, 1.0, 1e3, 1e5])
+@pytest.mark.parametrize("kappa", [0.0, 1e-30, 1e-8, 1e-2, 1.0, 1e3, 1e5, 1e15, 3e38])
 def test_any_concentration(rule, kappa):
     """Flat, where all items tie and go by number, and so sharp that densities are far outside of any float."""
     rng = np.random.default_rng(7)

@@ -73,7 +73,7 @@ def test_fast_ranks_are_the_plain_ones_with_ties():
 
 
 @pytest.mark.parametrize("rule", [*KERNELS, "max over heads"])
-@pytest.mark.parametrize("kappa", [0.0, 0.3, 14.0, 300.0, 30_000.0])
+@pytest.mark.parametrize("kappa", [0.0, 1e-30, 0.3, 14.0, 300.0, 30_000.0, 1e15, 2e38])
 @pytest.mark.parametrize(("d", "k"), [(16, 4), (8, 1), (5, 3)])
 def test_counted_ranks_are_those_of_serving(rule, kappa, d, k):
     """Against brute force in float64: with ties, cosines of ±1, items left out (also targets), weights far apart."""

@@ -130,7 +130,7 @@ def _memory(what: str, axis: str) -> dict[str, float]:
     for value in SWEEPS[axis][what]:
         work, _ = work_of(what, **{axis: value})
         work()  # everything loaded
-        CLEAR.write_text("5")  # the peak counts from here
+        CLEAR.write_text("5", encoding="ascii")  # the peak counts from here
         before = _status("VmRSS")
         work()
         found[str(value)] = _status("VmHWM") - before
@@ -138,7 +138,7 @@ def _memory(what: str, axis: str) -> dict[str, float]:
 
 
 def _status(name: str) -> float:
-    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name)]
+    (line,) = [line for line in Path("/proc/self/status").read_text("utf-8").splitlines() if line.startswith(name)]
     return int(line.split()[1]) * 1024 / 1e6
 
 

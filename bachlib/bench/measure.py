@@ -82,7 +82,7 @@ def both_clocks(works: Mapping[str, Callable[[], Any]], rounds: int = 5) -> dict
 def peak_gb() -> float:
     """The peak memory of this process. (On Linux `getrusage` also counts that of the process which started it.)"""
     status = Path("/proc/self/status")
-    for line in status.read_text().splitlines() if status.exists() else []:
+    for line in status.read_text("utf-8").splitlines() if status.exists() else []:
         if line.startswith("VmHWM"):
             return int(line.split()[1]) * 1024 / 1e9
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e9 if sys.platform == "darwin" else 1e6)
@@ -139,7 +139,7 @@ def cores() -> int:
 def machine() -> dict[str, Any]:
     """The processor, its cores and the versions: what decides the numbers, and nothing that names the machine."""
     told = Path("/proc/cpuinfo")
-    lines = told.read_text().splitlines() if told.exists() else []
+    lines = told.read_text("utf-8").splitlines() if told.exists() else []
     cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
     return {"cpu": cpu, "cores": cores(), "system": platform.system(), "versions": versions()}
 

@@ -185,14 +185,14 @@ def _memory(k: int) -> dict[str, Any]:
         held = [model.encoder(tokens, history), model.gate(tokens, history)]
     towers = sum(kept.values()) / 1e6
     del held, tokens, model
-    CLEAR.write_text("5")  # the peak counts from here
+    CLEAR.write_text("5", encoding="ascii")  # the peak counts from here
     before = _memory_mb("VmRSS")
     step()
     return {"step_mb": _memory_mb("VmHWM") - before, "towers_mb": towers}
 
 
 def _memory_mb(name: str) -> float:
-    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name)]
+    (line,) = [line for line in Path("/proc/self/status").read_text("utf-8").splitlines() if line.startswith(name)]
     return int(line.split()[1]) * 1024 / 1e6
 
 

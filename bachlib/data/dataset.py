@@ -9,6 +9,7 @@ these periods begin in each sequence; all code that needs a split asks for it he
 from __future__ import annotations
 
 import hashlib
+import re
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -28,9 +29,15 @@ FORMAT = 2  # of the prepared folder; a data set of another format has to be pre
 FILES = {"sequences": "sequences.npy", "offsets": "offsets.npy", "users": "users.parquet", "items": "items.parquet"}
 BEGINS = "begins.npy"  # of the validation and the test period in each sequence; only a global split has this file
 PAD = -1
+UNSEEN = re.compile("[\0-\b\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 Split = Literal["valid", "test"]
 Users = Int[np.ndarray, " B"]
+
+
+def as_text(value: Any) -> str:
+    """A text without the characters that control a terminal or the direction of all text behind them."""
+    return UNSEEN.sub("", str(value))
 
 
 class Dataset:
@@ -135,7 +142,7 @@ class Dataset:
     @cached_property
     def titles(self) -> list[str]:
         """The title of each item; its raw id if it has none."""
-        return self.items["title"].tolist()
+        return [as_text(title) for title in self.items["title"]]
 
     @cached_property
     def genres(self) -> ItemGenres:
@@ -144,7 +151,7 @@ class Dataset:
         codes, names = pd.factorize(exploded, sort=True)
         member = np.zeros((self.n_items, len(names)), np.float32)
         member[exploded.index.to_numpy(), codes] = 1
-        return ItemGenres([str(name) for name in names], member)
+        return ItemGenres([as_text(name) for name in names], member)
 
     def sequence(self, u: int) -> Int[np.ndarray, " L"]:
         self.check_users([u])

@@ -293,6 +293,8 @@ def _clear_errors(out: Path) -> Iterator[None]:
         raise
     except duckdb.OutOfMemoryException as error:
         raise BachError(f"the log does not fit into memory: raise memory= ({str(error).splitlines()[0]})") from error
+    except duckdb.OutOfRangeException as error:
+        raise BachError(f"preparing {out.name} failed: times should be between −10^20 and 10^20 ({error})") from error
     except duckdb.Error as error:
         if isinstance(error, duckdb.IOException) and re.search("space|too large", str(error), re.IGNORECASE):
             raise BachError(no_space) from error

@@ -131,7 +131,7 @@ def perform(task: Task) -> Outcome:
 def _output_into(log: Path, about: str) -> Iterator[None]:
     """Send all output of this process and of the kernels it starts to the end of a file."""
     kept = {1: os.dup(1), 2: os.dup(2)}
-    with log.open("a") as file:
+    with log.open("a", encoding="utf-8") as file:
         file.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')}, {about}\n")
         file.flush()
         try:

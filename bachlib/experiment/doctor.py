@@ -68,7 +68,8 @@ def parameter_files() -> Iterator[str]:
     """The files of `params/` with the first line of their comment."""
     folder = project_root() / "params"
     for path in [*sorted(folder.glob("*.yaml")), *sorted(folder.glob("sweeps/*.yaml"))]:
-        yield f"{path.relative_to(folder).with_suffix('')!s:<31}{path.read_text().splitlines()[0].lstrip('# ')}"
+        about = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
+        yield f"{path.relative_to(folder).with_suffix('')!s:<31}{about}"
     if not folder.is_dir():
         yield "The parameter files are in a clone of the workbook, not in the installed package."
     yield f"\nMore: bach params NAME, where NAME is a file, a part ({', '.join(PARTS)}) or a parameter, e.g. epochs"
@@ -77,7 +78,7 @@ def parameter_files() -> Iterator[str]:
 def parameters(name: str) -> Iterator[str]:
     """Value, range and description of every parameter of an experiment file or a part, or of one; a sweep as it is."""
     if (sweep := project_root() / "params" / f"{name}.yaml").is_file() and sweep.parent.name == "sweeps":
-        yield sweep.read_text().rstrip()
+        yield sweep.read_text(encoding="utf-8").rstrip()
         return
     if name in PARTS:
         fields, values = PARTS[name].model_fields, PARTS[name]()

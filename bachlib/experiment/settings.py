@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import yaml
-from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from bachlib import BachError
 from bachlib.data.sources import SOURCES
 from bachlib.evaluate.evaluation import cannot_serve
 from bachlib.files import project_root
 from bachlib.model.methods import METHODS, NO_ELBO, unfit
-from bachlib.params import ModelParams, Params, PrepareParams, ServeBy, TrainParams, WorldParams, validated
+from bachlib.params import ModelParams, Params, PrepareParams, Seed, ServeBy, TrainParams, WorldParams, validated
 
 CHAIN = ["03_data", "04_train", "05_evaluate", "06_heads_and_pi", "07_serving"]
 SINGLE = "single"  # the notebook of one training, which a sweep runs for each of its points
@@ -29,15 +29,13 @@ class Experiment(TrainParams, ModelParams, PrepareParams, WorldParams):
     `data_seed` to the draw of users and the planted world; `d` and `width` belong to the model, `world_d` and
     `world_width` to the planted world."""
 
-    model_config = ConfigDict(allow_inf_nan=False)
-
     name: str = Field("mine", pattern=r"^[\w][\w.-]*$", description="the name of the folders of results")
     notebooks: list[str] = Field(
         CHAIN, min_length=1, description="the notebooks that `bach run` executes, in this order"
     )
     source: str = Field("planted", description="the kind of log")
     path: str | None = Field(None, description="path of the log; None: look in BACH_DATA_DIR, then download it")
-    data_seed: int = Field(0, ge=0, description="random seed of the draw of users and of the planted world")
+    data_seed: Seed = Field(0, description="random seed of the draw of users and of the planted world")
     world_d: int = Field(WorldParams.model_fields["d"].default, ge=2, description="dimension of the planted sphere")
     world_width: float = Field(WorldParams.model_fields["width"].default, ge=0.01, lt=1.5,
                                description="typical angle (radians) of a planted item to its interest")  # fmt: skip

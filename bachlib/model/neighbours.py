@@ -31,6 +31,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from bachlib import NotFinite
 from bachlib.model import routing
 from bachlib.model.candidates import Heads, Items, PerHead, Targets, by_rows, check_shapes, in_full
 from bachlib.model.onepass import BIT, bits_in_blocks, only_once
@@ -64,6 +65,8 @@ def of_all(
 
 def draw(gamma: Float[Tensor, "B M k"]) -> Int[Tensor, "B M"]:
     """One head for each target."""
+    if not bool(gamma.isfinite().all()):
+        raise NotFinite("the shares of the heads, softmax_r(⟨u_r, v_n⟩ / τ), are not finite")
     return torch.multinomial(gamma.flatten(0, 1), 1).view(gamma.shape[:2])
 
 

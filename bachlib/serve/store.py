@@ -73,7 +73,8 @@ def write(folder: Path, catalogue: Catalogue, about: dict[str, Any]) -> Path:
                 pq.write_table(pa.table(labels), new / "labels.parquet")
             rows = {part: len(array) for part, array in arrays.items() if part in GROWING}
             files = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in new.iterdir()}
-            (new / "meta.json").write_text(canonical_json({"format": FORMAT, **about, "files": files, "rows": rows}))
+            meta = canonical_json({"format": FORMAT, **about, "files": files, "rows": rows})
+            (new / "meta.json").write_text(meta, encoding="utf-8")
         write_text(folder / "CURRENT", f"{name} {_sha256(folder / name / 'meta.json')}\n")
         for old in there[:-1]:
             shutil.rmtree(folder / old, ignore_errors=True)

@@ -37,6 +37,11 @@
       config: { responsive: true, displaylogo: false, displayModeBar: narrow(div) ? false : "hover" } });
     return drawn.then(() => { div.dataset.drawn = dark ? "dark" : "light"; });
   };
+  /** A text of a figure: an entity such as &lt; is one letter. */
+  const cut = (text) => {
+    const letters = text.match(/&#?\w+;|[^]/gu) ?? [];
+    return letters.length > 20 ? `${letters.slice(0, 17).join("")}…` : text;
+  };
   /** On a phone: the legend below, short labels, small type. */
   const fitted = (layout, data) => {
     const entries = data.filter((trace) => trace.name && trace.showlegend !== false).length;
@@ -50,7 +55,7 @@
     for (const key of Object.keys(layout).filter((name) => /^[xy]axis/.test(name))) {
       const { ticktext: texts, title } = layout[key];
       if (title?.text) layout[key].title = { ...title, font: { ...title.font, size: 10 } };
-      if (texts && key[0] === "y") layout[key].ticktext = texts.map((t) => (t.length > 20 ? `${t.slice(0, 17)}…` : t));
+      if (texts && key[0] === "y") layout[key].ticktext = texts.map(cut);
       if (layout[key].tickfont) layout[key].tickfont = { ...layout[key].tickfont, size: 10 };
     }
     for (const trace of data) {
@@ -103,7 +108,8 @@
   };
 
   const percent = (x) => `${(100 * x).toFixed(x > 0 && x < 0.0995 ? 1 : 0)}%`;
-  const short = (text, longest = 48) => (text.length > longest ? `${text.slice(0, longest - 1)}…` : text);
+  const short = (text, longest = 48) => apart(text.length > longest ? `${text.slice(0, longest - 1)}…` : text);
+  const apart = (text) => `\u2068${text}\u2069`; // in a line of several: from right to left only within itself
   const number = (x) => x.toLocaleString("en");
 
   /** Sliders of one model. `mark` keeps the ids of several on one page apart. */

@@ -309,7 +309,7 @@ def item_map(model: TwoTower, dataset: Dataset, of: People) -> go.Figure:
     history = [] if of.shared else np.flatnonzero(np.isin(chosen, dataset.sequence(who)[: dataset.begins["test"][who]]))
     words = regions(xy, of.genres.first[chosen], of.genres.names, WORDS)
     return plots.map_of_items(
-        xy, best.argmax(1), [label(titles[i]) for i in chosen], head_xy, names, weight, top.tolist(), words, history,
+        xy, best.argmax(1), [titles[i] for i in chosen], head_xy, names, weight, top.tolist(), words, history,
         None if of.shared else title, of.shown,
     )  # fmt: skip
 

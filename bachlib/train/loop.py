@@ -5,13 +5,14 @@ continues from its last resume state to the same weights and history as an unint
 """
 
 import ctypes
+import math
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from torch import nn
 from bachlib import NotFinite
 from bachlib.data import Dataset, Windows
 from bachlib.data.windows import Batch
+from bachlib.model.twotower import Objective
 from bachlib.params import TrainParams, validated
 from bachlib.rank.metrics import average_precision_of_ranks
 from bachlib.rank.ranks import sample_users, target_ranks
@@ -161,15 +163,20 @@ class _Training:
         loss, stops, saves = self.team.average(self.parameters, loss, stop.is_set(), save)
         gradients = [q.grad for q in self.parameters if q.grad is not None]
         if not (np.isfinite(loss) and torch.nn.utils.get_total_norm(gradients).isfinite()):
-            place = f"epoch {epoch}, step {step}"
-            raise NotFinite(divergence(self.model, seen, wrong, loss, place, self.p.learning_rate, self.state))
+            self.diverged(f"epoch {epoch}, step {step}", wrong, loss, seen)
         self.optimizer.step()
         return stops > 0, saves > 0
+
+    def diverged(self, place: str, wrong: str, loss: float = math.nan, seen: Objective | None = None) -> NoReturn:
+        raise NotFinite(divergence(self.model, seen, wrong, loss, place, self.p.learning_rate, self.state))
 
     def end_of_epoch(self, number: int) -> None:
         auprc, due = None, number % self.p.valid_every == 0
         if due or number == self.p.epochs:
-            auprc = validation_auprc(self.model, self.dataset, self.p, self.team)
+            try:
+                auprc = validation_auprc(self.model, self.dataset, self.p, self.team)
+            except NotFinite as error:
+                self.diverged(f"the validation of epoch {number}", str(error))
         row = self.log(number, self.windows.steps_per_epoch, auprc)
         better = auprc is not None and (self.best is None or auprc > self.best["auprc"])
         if better:
@@ -201,7 +208,7 @@ class _Training:
     def save(self) -> None:
         self.join_sums()
         if not all(bool(parameter.isfinite().all()) for parameter in self.parameters):
-            raise NotFinite(f"the weights are no longer finite; the last good state is kept in {self.state}")
+            self.diverged(self.place(), "the weights are no longer finite")
         if self.team.first:
             about = {"windows": self.windows.state_dict(), "rows": self.rows, "best": self.best, "looks": self.looks}
             checkpoint.save(self.state, self.model, self.optimizer, self.watch.state_dict(), about)

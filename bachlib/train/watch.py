@@ -150,17 +150,20 @@ def _notebook_display():
 def divergence(
     model: nn.Module, seen: Objective | None, wrong: str, loss: float, place: str, learning_rate: float, state: Path
 ) -> str:
-    """The message about a step whose loss or gradient is not finite; `wrong` is the error that stopped it, if any."""
+    """The message about what is not finite: a step's loss or gradient, or `wrong`, the error that was raised."""
     terms = {name: value.item() for name, value in seen.terms.items()} if seen else {}
-    bad_terms = [wrong] if wrong else [f"{name} = {value}" for name, value in terms.items() if not math.isfinite(value)]
+    bad_terms = [f"{name} = {value}" for name, value in terms.items() if not math.isfinite(value)]
     parameters = dict(model.named_parameters())
     bad = [name for name, q in parameters.items() if q.grad is not None and not q.grad.isfinite().all()]
     largest = sorted(parameters, key=lambda name: -parameters[name].detach().abs().nan_to_num(torch.inf).max())[:3]
     kappa = "κ from {:.4g} to {:.4g}, ".format(*seen.encoded.kappa.detach().aminmax()) if seen else ""
+    if not wrong:
+        told = ", ".join(bad_terms) or f"all finite, { ({name: round(value, 4) for name, value in terms.items()}) }"
+        of_gradient = "none, but its length is more than float32 holds" if math.isfinite(loss) else "none"
+        of_gradient = f"{', '.join(bad[:6]) or of_gradient}{' …' if len(bad) > 6 else ''}"
+        wrong = f"loss = {loss}\n  terms: {told}\n  gradient not finite in: {of_gradient}"
     return (
-        f"training diverged in {place}: loss = {loss}"
-        f"\n  terms: {', '.join(bad_terms) or 'all finite, ' + str({n: round(v, 4) for n, v in terms.items()})}"
-        f"\n  gradient not finite in: {', '.join(bad[:6]) or 'none'}{' …' if len(bad) > 6 else ''}"
+        f"training diverged in {place}: {wrong}"
         f"\n  {kappa}learning rate {learning_rate:g}, largest parameters: "
         + ", ".join(f"{name} (|max| {parameters[name].detach().abs().max():.4g})" for name in largest)
         + f"\n  the last good state is kept in {state}; a smaller learning rate or a larger tau usually helps"

@@ -97,7 +97,8 @@ class Row(w.HBox):
         name = escape(heads.names[r])
         cut = "font-size: 12px; width: 146px; white-space: nowrap; overflow: hidden; text-overflow: ellipsis"
         self.about.value = (
-            f'<div style="{TIGHT}"><div style="{cut}" title="{name}">{_dot(r, on_dark)} {r} · <b>{name}</b></div>'
+            f'<div style="{TIGHT}"><div style="{cut}" title="{name}">{_dot(r, on_dark)} {r} · '
+            f"<b><bdi>{name}</bdi></b></div>"
             f"<small>π<sub>u</sub> {heads.pi[r]:.0%} · κ {heads.kappa[r]:.1f}</small></div>"
         )
 
@@ -113,15 +114,15 @@ def percentages(share: np.ndarray) -> list[int]:
 def why_html(session: Session, why: Why, on_dark: bool) -> str:
     """Why an item is there: the heads with the largest share of its score, and what of the history is like it."""
     rows = "".join(
-        f"<tr><td>{_dot(r, on_dark)} {r} · {escape(row['head'])}</td><td>{row['share']:.0%}</td>"
+        f"<tr><td>{_dot(r, on_dark)} {r} · <bdi>{escape(row['head'])}</bdi></td><td>{row['share']:.0%}</td>"
         f"<td>{row['π']:.1%}</td><td>{row['κ']:.1f}</td><td>{row['cosine']:.2f}</td></tr>"
         for r, row in why.heads.sort_values("share", ascending=False).head(3).iterrows()
     )
     columns = "".join(f'<th style="padding: 0 7px">{name}</th>' for name in ("head", "share", "π", "κ", "cosine"))
-    genres = ", ".join(escape(g) for g in session.genres_of_item(why.item))
-    like = ", ".join(f"{escape(session.title(i))} ({cosine:.2f})" for i, cosine in why.like)
+    genres = ", ".join(f"<bdi>{escape(g)}</bdi>" for g in session.genres_of_item(why.item))
+    like = ", ".join(f"<bdi>{escape(session.title(i))}</bdi> ({cosine:.2f})" for i, cosine in why.like)
     return (
-        f'<div style="{TIGHT}"><b>{escape(session.title(why.item))}</b> {genres} · log m = {why.score:.2f}'
+        f'<div style="{TIGHT}"><b><bdi>{escape(session.title(why.item))}</bdi></b> {genres} · log m = {why.score:.2f}'
         f'<table style="{TIGHT}; margin: 3px 0"><tr>{columns}</tr>{rows}</table>'
         f"most like it in the history: {like or 'nothing, the history is empty'}</div>"
     )

@@ -62,7 +62,7 @@ def timeline(u: int, sequence: np.ndarray, titles: np.ndarray, labels: np.ndarra
     for r in used:
         at = np.flatnonzero(row == r)
         figure.add_scatter(
-            x=at, y=[names[r]] * len(at), mode="markers", marker={"color": colour(r), "size": 8}, showlegend=False,
+            x=at, y=[used.index(r)] * len(at), mode="markers", marker={"color": colour(r), "size": 8}, showlegend=False,
             text=[label(title) for title in np.asarray(titles)[sequence[at]]],
             hovertemplate="%{text}<extra>item %{x}</extra>",
         )  # fmt: skip
@@ -71,7 +71,8 @@ def timeline(u: int, sequence: np.ndarray, titles: np.ndarray, labels: np.ndarra
     for x, name, fill, side in (valid, test):
         figure.add_vrect(x0=x, x1=border, fillcolor=fill, opacity=0.18, line_width=0)
         figure.add_annotation(x=border, xanchor=side, text=name, **ABOVE)
-    figure.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=[names[r] for r in used])
+    rows = {"tickvals": list(range(len(used))), "ticktext": [label(names[r]) for r in used]}
+    figure.update_yaxes(range=[len(used) - 0.5, -0.5], **rows)
     title = f"User {u}: {len(sequence)} liked items in {len(used)} kinds; the next item stays with its kind"
     return figure.update_layout(
         title={"text": f"{title} {(row[1:] == row[:-1]).mean():.0%} of the time", "pad": {"b": 24}},
@@ -111,7 +112,7 @@ def spectrum(singular_values: np.ndarray, density: float) -> go.Figure:
 
 def bars(values: dict[str, float], title: str, axis: str) -> go.Figure:
     """Named numbers side by side, the best one highlighted."""
-    names, x = list(values), list(values.values())
+    names, x = [label(name, 60) for name in values], list(values.values())
     fills = [COLOURS[2] if value == max(x) else COLOURS[4] for value in x]
     figure = go.Figure(go.Bar(y=names, x=x, orientation="h", text=[f"{v:.3f}" for v in x], marker_color=fills))
     figure.update_yaxes(autorange="reversed").update_xaxes(title=axis, range=[0, max(x) * 1.15])
@@ -123,8 +124,8 @@ def proportions(pi: np.ndarray, names: list[str], title: str, users: list[int] |
     users = [f"user {u}" for u in (range(len(pi)) if users is None else users)]
     figure = go.Figure()
     for r, name in enumerate(names):
-        hover = f"{name} %{{x:.0%}}<extra></extra>"
-        figure.add_bar(y=users, x=pi[:, r], orientation="h", name=name, marker_color=colour(r), hovertemplate=hover)
+        hover, how = f"{label(name)} %{{x:.0%}}<extra></extra>", {"orientation": "h", "marker_color": colour(r)}
+        figure.add_bar(y=users, x=pi[:, r], name=label(name), hovertemplate=hover, **how)
     figure.update_yaxes(autorange="reversed").update_xaxes(title="π<sub>u</sub>", tickformat=".0%", range=[0, 1])
     legend, height = {"font_size": 12, "traceorder": "normal"}, 140 + max(40 + 34 * len(users), 20 * len(names))
     return figure.update_layout(barmode="stack", title=title, height=height, legend=legend)

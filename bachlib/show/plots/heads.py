@@ -28,11 +28,12 @@ def map_of_items(
 ) -> go.Figure:  # fmt: skip
     """Items in the colour of the head that explains them best, heads as stars sized by π and joined to their items.
 
-    `hover`: a text per item; `weight`: π, None where heads have none; `top`: places of each head's first items;
-    `regions`: words on the map; `history`: items to mark with a ring. Of more than `most` items some are drawn, at
-    random, and all that are in `top` or `history`.
+    `hover`: a text per item, where <br> begins a line; `weight`: π, None where heads have none; `top`: places of each
+    head's first items; `regions`: words on the map; `history`: items to mark with a ring. Of more than `most` items
+    some are drawn, at random, and all that are in `top` or `history`.
     """
     figure, named = go.Figure(), numbered(names, numbers)
+    told = ["<br>".join(map(label, text.split("<br>"))) for text in hover]
     items = np.asarray(items, np.float32)  # half the bytes in a notebook
     shown = np.random.default_rng(0).permutation(len(items))[:most]
     shown = np.unique(np.concatenate([shown, *(np.asarray(p, int) for p in top), np.asarray(history, int)]))
@@ -40,7 +41,7 @@ def map_of_items(
         at = shown[item_head[shown] == n]
         figure.add_scatter(
             x=items[at, 0], y=items[at, 1], mode="markers", name=f"items of head {r}", legendgroup=str(r),
-            showlegend=False, text=[hover[i] for i in at], hovertemplate=f"%{{text}}<extra>{tag(r, name)}</extra>",
+            showlegend=False, text=[told[i] for i in at], hovertemplate=f"%{{text}}<extra>{tag(r, name)}</extra>",
             marker={"size": 4, "opacity": 0.45, "color": colour(r)},
         )  # fmt: skip
     for n, places in enumerate(top):

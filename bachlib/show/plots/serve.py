@@ -131,7 +131,7 @@ def pi_slopes(
     figure = go.Figure()
     for r, name in enumerate(names):
         how = {"line": {"color": colour(r), "width": 2.5}, "marker": {"size": 9}, "hovertemplate": "%{y:.1%}"}
-        figure.add_scatter(x=[0, 1], y=[before[r], after[r]], mode="lines+markers", name=name, **how)
+        figure.add_scatter(x=[0, 1], y=[before[r], after[r]], mode="lines+markers", name=label(name), **how)
     figure.update_xaxes(tickvals=[0, 1], ticktext=["before", "after"], range=[-0.2, 1.2])
     figure.update_yaxes(title="share of the head", tickformat=".0%", rangemode="tozero")
     return figure.update_layout(title=f"{what} moves {np.abs(after - before).sum() / 2:.0%} of π<sub>u</sub>")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import textwrap
+import unicodedata
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ from plotly.io.base_renderers import MimetypeRenderer
 from plotly.subplots import make_subplots
 
 from bachlib import BachError
+from bachlib.data.dataset import as_text
 
 # Okabe–Ito's first six, then the colours that are farthest from all others, also for people who see no red or green
 COLOURS = """
@@ -49,6 +51,7 @@ pio.templates["bach"] = go.layout.Template(
     }
 )  # fmt: skip
 pio.templates.default = "bach"
+pd.set_option("display.html.use_mathjax", False)  # a title such as $x$ in a table is no formula
 
 
 def colour(r: int) -> str:
@@ -62,9 +65,16 @@ def tag(r: int, name: str, longest: int = 22) -> str:
 
 
 def label(text: Any, longest: int = 34) -> str:
-    """A title of somebody's catalogue as figures can show it: not too long, and never taken for markup."""
-    text = " ".join(str(text).split())
-    return html.escape(text if len(text) <= longest else text[: longest - 1].rstrip() + "…")
+    """A title of somebody's catalogue as figures can show it: not too long, and never taken for anything but text.
+
+    plotly reads HTML (<b>), templates (%{x}) and formulas ($x$): their signs become HTML entities, which it shows. Text
+    from right to left is set apart, or it would turn round what follows it.
+    """
+    text = " ".join(as_text(text).split())
+    text = text if len(text) <= longest else text[: longest - 1].rstrip() + "…"
+    apart = any(unicodedata.bidirectional(letter) in ("R", "AL", "AN") for letter in text)
+    text = html.escape(text, quote=False).translate({ord(sign): f"&#{ord(sign)};" for sign in "${"})
+    return f"\u2068{text}\u2069" if apart else text
 
 
 def wrapped(text: str, width: int = 12) -> str:

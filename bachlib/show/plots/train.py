@@ -9,7 +9,7 @@ import torch
 
 from bachlib.model import mixture
 from bachlib.show.plots.heads import by_head
-from bachlib.show.plots.style import COLOURS, GREY, INK, PAPER, colour, diagonal, side_by_side, tag
+from bachlib.show.plots.style import COLOURS, GREY, INK, PAPER, colour, diagonal, label, side_by_side, tag
 
 PAPER_KAPPA = {"power-spherical": (20, 30), "von-mises-fisher": (17, 21)}  # section 6.5: where the largest κ end
 Histories = dict[str, pd.DataFrame]
@@ -185,7 +185,7 @@ def heads_and_interests(
     order, shown = np.argsort(-weights), np.argsort(-truth)
     values = np.vstack([of_heads[order], truth])[:, shown]
     figure = go.Figure().add_heatmap(
-        z=values, x=[names[j] for j in shown], colorscale=[[0, PAPER], [1, COLOURS[0]]], zmin=0, zmax=1,
+        z=values, x=[label(names[j]) for j in shown], colorscale=[[0, PAPER], [1, COLOURS[0]]], zmin=0, zmax=1,
         y=[f"head {r}, π {weights[r]:.0%}" for r in order] + [f"{known} π<sub>u</sub>"],
         text=[[f"{v:.0%}" if v > 0.1 else "" for v in row] for row in values], texttemplate="%{text}",
         colorbar={"title": "share", "tickformat": ".0%"},
