@@ -46,7 +46,7 @@ def hide(monkeypatch, *modules):
 def test_doctor_names_missing_extras(monkeypatch):
     hide(monkeypatch, "plotly", "distributed")
     told = here("doctor").stdout
-    assert "– lab          not installed: plotly (for notebooks, pictures, reports)" in told
+    assert "– lab          not installed: plotly, distributed (for notebooks, pictures, reports)" in told
     assert "pip install 'bachlib[lab]'" in told and "pip install 'bachlib[sweep]'" in told
 
 
