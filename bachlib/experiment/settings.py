@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-import yaml
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from bachlib import BachError
@@ -19,8 +18,10 @@ from bachlib.evaluate.evaluation import cannot_serve
 from bachlib.files import project_root
 from bachlib.model.methods import METHODS, NO_ELBO, unfit
 from bachlib.params import ModelParams, Params, PrepareParams, ServeBy, TrainParams, WorldParams, validated
+from bachlib.reading import YAML_BYTES, from_yaml
 
 CHAIN = ["03_data", "04_train", "05_evaluate", "06_heads_and_pi", "07_serving"]
+NAME = r"^\w[\w.-]{0,99}$"  # of folders
 SINGLE = "single"  # the notebook of one training, which a sweep runs for each of its points
 
 
@@ -31,7 +32,7 @@ class Experiment(TrainParams, ModelParams, PrepareParams, WorldParams):
 
     model_config = ConfigDict(allow_inf_nan=False)
 
-    name: str = Field("mine", pattern=r"^[\w][\w.-]*$", description="the name of the folders of results")
+    name: str = Field("mine", pattern=NAME, description="the name of the folders of results")
     notebooks: list[str] = Field(
         CHAIN, min_length=1, description="the notebooks that `bach run` executes, in this order"
     )
@@ -133,25 +134,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not path.is_file():
         there = ", ".join(sorted(p.name for p in path.parent.glob("*.yaml")))
         raise BachError(f"{path} does not exist; there are {there or 'none'}")
-    try:
-        values = yaml.load(path.read_text(encoding="utf-8"), _EachOnce)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise BachError(f"{path} is not YAML: {error}") from None
+    with path.open("rb") as stream:
+        values = from_yaml(stream.read(YAML_BYTES + 1), path)
     if not isinstance(values, dict):
         raise BachError(f"{path} should hold lines of `key: value` and holds {type(values).__name__}")
     return values
-
-
-class _EachOnce(yaml.SafeLoader):
-    """Plain YAML silently takes the last of two equal keys; here that is an error."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is there twice", key.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
 
 
 def experiment_of(values: dict[str, Any], where: str) -> Experiment:
@@ -236,10 +223,7 @@ def given(words: list[str], known: Collection[str] | None = None) -> dict[str, A
             raise BachError(f"--set {word}: should be name=value")
         if known is not None and name not in known:
             raise BachError(f"--set {word}: {name!r} is not a parameter here{nearest(name, known)}")
-        try:
-            found[name] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise BachError(f"--set {word}: the value is not YAML: {error}") from None
+        found[name] = from_yaml(value, f"--set {word:.80}: the value")
     return found
 
 
