@@ -71,9 +71,9 @@ def read_arrays(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
             return {name: arrays[name] for name in names}
 
 
-def read_table(path: Path) -> pd.DataFrame:
+def read_table(path: Path, advice: str = "") -> pd.DataFrame:
     """A Parquet file of ours; a damaged page is noticed if the file has checksums."""
-    with reading(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
+    with reading(path, advice), pq.ParquetFile(path, page_checksum_verification=True) as file:
         if (cells := file.metadata.num_rows * file.metadata.num_columns) > CELLS:
             raise ValueError(f"it claims {cells:,} values")
         return file.read().to_pandas()

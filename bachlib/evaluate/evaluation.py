@@ -105,7 +105,7 @@ class Evaluation:
             if told["protocol"]["split"] != split:
                 raise ValueError(f"it is of the split {told['protocol']['split']!r:.80}")
         with reading(path, again):
-            table = read_table(path)
+            table = read_table(path, again)
             if known.get("table") not in (None, file_hash(path)):
                 raise ValueError("it is not the table that the .json was written with")
             order, slates = (table.filter(regex=f"^{part}_") for part in ("rank", "slate"))
