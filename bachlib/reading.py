@@ -3,6 +3,7 @@
 Nothing in a file runs, sizes are bounded before they are believed, and a damaged file is a BachError that names it.
 """
 
+import errno
 import re
 import zipfile
 from collections.abc import Collection, Hashable, Iterator
@@ -17,7 +18,7 @@ import yaml
 
 from bachlib import BachError
 
-YAML_BYTES, YAML_DEPTH, YAML_VALUES, YAML_DIGITS = 1 << 20, 40, 100_000, 100  # the largest that is read
+YAML_BYTES, YAML_DEPTH, YAML_VALUES, YAML_DIGITS = 1 << 18, 40, 20_000, 100  # the largest that is read
 CELLS = 1 << 28  # of a table that has to fit into memory
 
 
@@ -29,7 +30,7 @@ def reading(path: Path, advice: str = "") -> Iterator[None]:
     except FileNotFoundError:
         raise BachError(f"{path} is missing{advice and f'; {advice}'}") from None
     except Exception as error:  # readers of damaged files raise errors of every kind
-        if isinstance(error, BachError) or getattr(error, "errno", None):
+        if isinstance(error, BachError) or getattr(error, "errno", None) not in (None, errno.EINVAL):
             raise
         told = " ".join(f"{type(error).__name__}: {error}".split())
         raise BachError(f"{path} is damaged ({told:.200}){advice and f'; {advice}'}") from None

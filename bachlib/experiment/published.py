@@ -17,7 +17,7 @@ from bachlib.evaluate import Evaluation
 from bachlib.experiment.notebooks import METRICS, STATUS, stages
 from bachlib.experiment.settings import SINGLE, Experiment
 from bachlib.files import code_hash, project_root, read_json, whole_folder, write_json
-from bachlib.reading import reading
+from bachlib.reading import expect, reading
 
 if TYPE_CHECKING:
     from bachlib.experiment.sweep import Point, Sweep
@@ -55,6 +55,7 @@ def published(point: Point) -> Path | None:
     for path in sorted(published_dir().glob(f"*/*/{STATUS}")):  # the name of a run holds the hash of the code
         with reading(path, "restore it, e.g. with git checkout, or remove its folder"):
             if _comparable(read_json(path)["notebooks"][SINGLE]["values"]) == wanted:
+                expect(read_json(path.parent / METRICS), {SINGLE: dict}, METRICS)
                 return path.parent
     return None
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -171,9 +172,12 @@ def read_experiment(
 def params_file(name: str | Path, beside: Path | None = None) -> Path:
     """The file of a path (also beside another file), or of a name in `params/`."""
     path = Path(name)
-    if beside and (beside.parent / path).is_file():
-        return beside.parent / path
-    return path if path.suffix or path.is_file() else project_root() / "params" / f"{path}.yaml"
+    try:
+        if beside and (beside.parent / path).is_file():
+            return beside.parent / path
+        return path if path.suffix or path.is_file() else project_root() / "params" / f"{path}.yaml"
+    except OSError as error:  # a name of a thousand letters
+        raise BachError(f"{name!s:.80} cannot be the name of a file: {error.strerror}") from None
 
 
 def is_overlay(values: dict[str, Any]) -> bool:
@@ -187,9 +191,14 @@ def _layered(names: Sequence[str | Path], within: tuple[Path, ...] = ()) -> dict
     """The values of an experiment under overlays, named "ml20m-letter"."""
     found: dict[str, Any] = {}
     for name in names:
-        path = params_file(name, within[-1] if within else None)
-        values = {"name": path.stem, **read_yaml(path)}
+        try:
+            path = params_file(name, within[-1] if within else None)
+            values = {"name": path.stem, **read_yaml(path)}
+        except (BachError, TypeError) as error:
+            raise BachError(f"{within[-1]}: base: {error}" if within else str(error)) from None
         base, overlay = values.pop("base", []), is_overlay(values)
+        if not isinstance(base, str | list):
+            raise BachError(f"{path}: base: should be a file or a list of files; got {base!r:.80}")
         if path.resolve() in within:
             raise BachError(f"{path}: base: the file is its own base")
         if overlay and (base or not found):
@@ -208,10 +217,11 @@ def _layered(names: Sequence[str | Path], within: tuple[Path, ...] = ()) -> dict
 
 def log_at(log: str, file: Path) -> str:
     """The absolute path of a log that a file names, relative to the working folder or to the file."""
-    for place in (Path(log).expanduser(), file.parent / log):
-        if place.exists():
-            return str(place.resolve())
-    raise BachError(f"{file}: path: {log} does not exist, neither here nor beside the file")
+    with suppress(OSError, RuntimeError, ValueError):  # no name of a file, or ~nobody
+        for place in (Path(log).expanduser(), file.parent / log):
+            if place.exists():
+                return str(place.resolve())
+    raise BachError(f"{file}: path: {log:.200} does not exist, neither here nor beside the file")
 
 
 def given(words: list[str], known: Collection[str] | None = None) -> dict[str, Any]:
