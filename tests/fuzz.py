@@ -33,6 +33,7 @@ from fuzzed import FUZZERS, Fuzzer
 from bachlib import BachError
 
 SECONDS = 20  # for one input
+OF_THE_WHOLE = ("no user has", "no event has")  # too little is left of a log: no file is damaged
 MEMORY = 4 << 30  # bytes that an input may ask for
 
 
@@ -87,7 +88,7 @@ class Work:
             if again:
                 traceback.print_exc()
             names = {self.folder.name, *(part for one in self.paths for part in (one.stem, *one.parts))}
-            named = sealed or any(name in str(error) for name in names)
+            named = sealed or any(name in str(error) for name in names) or str(error).startswith(OF_THE_WHOLE)
             return Outcome("refused") if named else Outcome("finding", f"{told}: no file is named: {error}")
         except (Exception, TooLong) as error:
             if again:

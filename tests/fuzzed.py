@@ -2,14 +2,18 @@
 
 import csv
 import hashlib
+import itertools
 import json
 import os
 import shutil
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable
+from datetime import date
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -36,7 +40,7 @@ from bachlib.experiment.sweep import read_sweep
 from bachlib.files import canonical_json, read_json, write_json
 from bachlib.model.methods import build
 from bachlib.serve import Retriever
-from bachlib.train import Run, checkpoint, fit
+from bachlib.train import Run, checkpoint, fit, loop
 
 SMALL = {"d": 8, "ff": 8, "item_width": 8}
 EVENTS = random_events(5, n_users=5, n_items=90, n=420, ties=False)
@@ -80,17 +84,26 @@ def make_movielens(folder: Path) -> None:
     (folder / "movies.dat").write_text("\n".join(titles) + "\n", encoding="latin-1")
 
 
+EARLY = time.struct_time((2000, 1, 1, 0, 0, 0, 5, 1, 0))  # zips note the time, and should be the same each time
+
+
 def make_zip(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as made, zipfile.ZipFile(folder / "ml-1m.zip", "w", zipfile.ZIP_DEFLATED) as to:
         make_movielens(Path(made))
         for path in sorted(Path(made).iterdir()):
-            to.write(path, f"ml-1m/{path.name}")
+            with patch("time.localtime", lambda *_: EARLY):
+                to.writestr(f"ml-1m/{path.name}", path.read_bytes())
+
+
+def make_journey(folder: Path) -> None:
+    with patch("time.localtime", lambda *_: EARLY):
+        wheel(folder, *shop(4, 80, 700))
 
 
 def make_parquet(folder: Path) -> None:
     import pandas as pd
 
-    frame = pd.DataFrame(EVENTS, columns=["what", "who", "stars", "when"])
+    frame = pd.DataFrame(EVENTS, columns=["who", "what", "stars", "when"])
     frame.assign(who="u" + frame["who"].astype(str)).to_parquet(folder / "my.parquet")
 
 
@@ -99,10 +112,13 @@ def text_of(folder: Path, name: str) -> str:
 
 
 def number(text: str) -> float:
-    """A number as a log may hold it; Python alone would take `1_0` and Arabic digits."""
-    if not text.isascii() or "_" in text:
+    """A number as DuckDB reads it: 1_000 and 0x10, too, but no digits beyond ASCII."""
+    if not text.isascii():
         raise ValueError(f"not a number: {text!r}")
-    return float(text)
+    try:
+        return float(text)
+    except ValueError:
+        return int(text, 0)
 
 
 def plain_log(folder: Path, name: str, delimiter: str, order: str, header: int = 0) -> dict:
@@ -116,6 +132,17 @@ def plain_log(folder: Path, name: str, delimiter: str, order: str, header: int =
             if not np.isfinite(events[-1][2]):
                 raise ValueError("a rating that is not finite")
     return plain_pipeline(events, min_items=31, rated="r" in order)
+
+
+def plain_netflix(folder: Path) -> dict:
+    events, movie = [], 0
+    for row in filter(None, text_of(folder, "combined_data_1.txt").split("\n")):
+        if row.endswith(":"):
+            movie = int(row[:-1])
+        else:
+            user, rating, day = row.split(",")
+            events.append((int(number(user)), movie, int(number(rating)), date.fromisoformat(day.strip()).toordinal()))
+    return plain_pipeline(events, min_items=31)
 
 
 def plain_csv(folder: Path) -> dict:
@@ -137,7 +164,7 @@ def plain_csv(folder: Path) -> dict:
 def home() -> Path:
     """A prepared world and its model, made once in a process."""
     folder = Path(tempfile.mkdtemp(prefix="bach-fuzz-"))
-    world = planted.write_world(folder / "world", n_users=40, n_items=120, n_interests=3, mean_events=70, seed=1)
+    world = planted.write_world(folder / "world", n_users=40, n_items=400, n_interests=3, mean_events=70, seed=1)
     prepare("planted", world, folder / "data", min_items=31, quiet=True)
     return folder
 
@@ -158,9 +185,10 @@ def make_data(folder: Path) -> None:
 
 def read_data(folder: Path) -> dict:
     found = Dataset.load(folder)
+    meta = {key: found.meta[key] for key in ("source", "params", "steps", "counts", "inputs", "content_hash")}
     tables = {"users": found.users, "items": found.items.assign(genres=found.items["genres"].map(tuple))}
     arrays = {"flat": np.array(found.sequences), "offsets": found.offsets[:], **found.truth._asdict()}
-    return {**tables, **arrays, "meta": found.meta, "windows": found.n_windows}
+    return {**tables, **arrays, "meta": meta, "windows": found.n_windows}
 
 
 def seal_data(folder: Path, path: Path) -> bool:
@@ -173,7 +201,9 @@ def seal_data(folder: Path, path: Path) -> bool:
 
 def make_run(folder: Path) -> None:
     train = {"epochs": 2, "batch_size": 64, "n_negatives": 8, "valid_every": 1}
-    fit(build("p-bach", data(), 3, **SMALL), data(), train, folder, quiet=True)
+    clock = SimpleNamespace(monotonic=itertools.count(1).__next__)  # the same files each time
+    with patch.object(loop, "time", clock):
+        fit(build("p-bach", data(), 3, **SMALL), data(), train, folder, quiet=True)
 
 
 def read_run(folder: Path) -> dict:
@@ -184,7 +214,8 @@ def read_run(folder: Path) -> dict:
     sums, about = checkpoint.load(folder / "resume.safetensors", fresh, optimizer)
     state = {name: optimizer.state[x] for name, x in fresh.named_parameters()}
     weights = {name: of.state_dict() for name, of in (("best", best.model), ("last", last.model), ("now", fresh))}
-    return {"about": best.about, "history": best.history, "sums": sums, "state": state, "at": about, **weights}
+    told = {key: best.about[key] for key in ("identity", "limits", "status", "best")}
+    return {"about": told, "history": best.history, "sums": sums, "state": state, "at": about, **weights}
 
 
 def seal_json(folder: Path, path: Path) -> bool:
@@ -324,9 +355,10 @@ LOGS = [
     log("zip", "movielens-1m", "ml-1m.zip", make_zip),
     log("taobao", "taobao", "log.csv", lambda to: write_taobao(to / "log.csv", EVENTS),
         lambda to: plain_log(to, "log.csv", ",", "ui_bt")),
-    log("netflix", "netflix", "combined_data_1.txt", lambda to: write_netflix(to / "combined_data_1.txt", EVENTS)),
+    log("netflix", "netflix", "combined_data_1.txt", lambda to: write_netflix(to / "combined_data_1.txt", EVENTS),
+        plain_netflix),
     log("parquet", "parquet", "my.parquet", make_parquet, columns=MY),
-    log("journey", "complete-journey", "", lambda to: wheel(to, *shop(4, 80, 700))),
+    log("journey", "complete-journey", "", make_journey),
 ]  # fmt: skip
 OURS = [
     Fuzzer("data", make_data, read_data, lambda path: path.parent == Path("."), True, seal_data),

@@ -40,7 +40,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise BachError(f"{path} does not exist")
     with reading(path, AGAIN), safe_open(path, "pt") as file:
         tensors, told = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
-        if told.get(CHECKSUM) not in (None, _checksum(tensors, told["about"])):
+        if told.keys() - {"about", CHECKSUM} or told.get(CHECKSUM) not in (None, _checksum(tensors, told["about"])):
             raise ValueError("its checksum is another")
         about = json.loads(told["about"])
         expect(about, dict)

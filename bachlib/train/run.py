@@ -19,7 +19,17 @@ from torch import nn
 
 from bachlib import BachError
 from bachlib.data import Dataset
-from bachlib.files import code_hash, differences, output_dir, read_json, short_hash, versions, write_json, write_table
+from bachlib.files import (
+    CHECKSUM,
+    code_hash,
+    differences,
+    output_dir,
+    read_json,
+    short_hash,
+    versions,
+    write_json,
+    write_table,
+)
 from bachlib.model.methods import Method, build
 from bachlib.params import TrainParams, noted
 from bachlib.reading import expect, plain_name, read_table, reading
@@ -58,8 +68,13 @@ class Run:
 
     @property
     def history(self) -> pd.DataFrame:
-        path = self.folder / "history.parquet"
-        return read_table(path) if path.exists() else pd.DataFrame()
+        if not (path := self.folder / "history.parquet").exists():
+            return pd.DataFrame()
+        table = read_table(path)
+        with reading(path):
+            if table.attrs.pop(CHECKSUM, None) not in (None, _checksum(table)):
+                raise ValueError("its checksum is another")
+        return table
 
     @classmethod
     def open(cls, folder: Path | None, model: nn.Module, dataset: Dataset, params: TrainParams, fresh: bool) -> Run:
@@ -107,12 +122,18 @@ class Run:
     def write(self, rows: list[dict[str, Any]] | None = None, **about: Any) -> None:
         self.about |= about
         if rows:
-            write_table(self.folder / "history.parquet", pd.DataFrame(rows))
+            table = pd.DataFrame(rows)
+            table.attrs[CHECKSUM] = _checksum(table)
+            write_table(self.folder / "history.parquet", table)
         write_json(self.folder / "run.json", self.about, checked=True)
 
     def __repr__(self) -> str:
         best = f", best AUPRC {self.best['auprc']:.4f} in epoch {self.best['epoch']}" if self.best else ""
         return f"Run({self.folder.name}: {self.status}{best})"
+
+
+def _checksum(table: pd.DataFrame) -> str:
+    return short_hash(table.to_json(orient="split", double_precision=15))
 
 
 def name_of_run(config: dict[str, Any], data: dict[str, Any], params: TrainParams) -> str:
