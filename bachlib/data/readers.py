@@ -7,6 +7,7 @@ files have modules of their own.
 import csv
 import itertools
 import math
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -42,7 +43,10 @@ def _named(label: str) -> Iterator[None]:
     """Let errors of DuckDB about the content of a file name it; those of memory and disk stay what they are."""
     try:
         yield
-    except (duckdb.ProgrammingError, duckdb.DataError, duckdb.InternalError, duckdb.NotSupportedError) as error:
+    except duckdb.Error as error:
+        ends = isinstance(error, duckdb.OutOfMemoryException | duckdb.InterruptException)
+        if ends or re.search("space|too large", str(error), re.IGNORECASE):
+            raise
         raise BachError(f"reading {label} failed: {shortened(str(error).splitlines()[0])}") from None
 
 
