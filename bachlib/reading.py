@@ -55,7 +55,7 @@ def plain_name(name: Any) -> str:
 
 def read_array(path: Path, mode: Literal["r", "c"] = "r") -> np.ndarray:
     """A memory-mapped .npy file of plain numbers, no longer and no shorter than its header says."""
-    with reading(path):
+    with reading(path), np.errstate(over="ignore"):  # of a size beyond 2^63
         array = np.load(path, mmap_mode=mode, allow_pickle=False)
         if (there := path.stat().st_size - array.offset) != array.nbytes:
             raise ValueError(f"its header promises {array.nbytes:,} bytes, there are {there:,}")
