@@ -222,7 +222,7 @@ def read_json(path: Path) -> dict[str, Any]:
             if len(text := stream.read(JSON_LENGTH + 1)) > JSON_LENGTH:
                 return {}
         known = json.loads(text)
-        whole = isinstance(known, dict) and known.get(CHECKSUM) in (None, _checksum(known))
+        whole = isinstance(known, dict) and (CHECKSUM not in known or known[CHECKSUM] == _checksum(known))
     except (FileNotFoundError, ValueError, RecursionError):
         return {}
     return {key: x for key, x in known.items() if key != CHECKSUM} if whole else {}

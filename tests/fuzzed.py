@@ -185,7 +185,7 @@ def make_data(folder: Path) -> None:
 
 def read_data(folder: Path) -> dict:
     found = Dataset.load(folder)
-    meta = {key: found.meta[key] for key in ("source", "params", "steps", "counts", "inputs", "content_hash")}
+    meta = {key: found.meta.get(key) for key in ("source", "params", "steps", "counts", "inputs", "content_hash")}
     tables = {"users": found.users, "items": found.items.assign(genres=found.items["genres"].map(tuple))}
     arrays = {"flat": np.array(found.sequences), "offsets": found.offsets[:], **found.truth._asdict()}
     return {**tables, **arrays, "meta": meta, "windows": found.n_windows}
@@ -246,7 +246,7 @@ def read_index(name: str, folder: Path) -> dict:
     slate = found.retrieve(data().history(np.arange(3), "test"), 5)
     parts = {part: x for part, x in found.catalogue._asdict().items() if isinstance(x, np.ndarray)}
     parts |= found.catalogue.codebook._asdict() if found.catalogue.codebook is not None else {}
-    labels = {"raw": list(found.catalogue.labels.raw_ids), "genres": list(map(list, found.catalogue.labels.genres))}
+    labels = {"raw": list(found.catalogue.labels.raw_ids or []), "genres": list(map(list, found.genres or []))}
     return parts | labels | {"items": slate.items, "scores": slate.scores, "why": found.why, "set": found.settings}
 
 
@@ -298,7 +298,10 @@ def read_record(folder: Path) -> dict:
     if found is None:
         return {}
     known = Evaluation.load(found)
-    told = {"metrics": read_json(found / "metrics.json"), "status": read_json(found / "status.json")}
+    told = {
+        "metrics": read_json(found / "metrics.json")["single"],
+        "status": read_json(found / "status.json")["notebooks"],
+    }
     return {"means": known.means, "ranks": known.ranks, "about": known.about, "of": known.protocol, **told}
 
 

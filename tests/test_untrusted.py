@@ -416,6 +416,11 @@ def test_an_index_does_not_lead_elsewhere(codebook, tmp_path):
     forged(folder, files={"../../secret.npy": {"bytes": 1, "sha256": ""}})
     with pytest.raises(BachError, match="is not the name of a file or folder"):
         Retriever.load(folder, codebook.model)
+    shutil.rmtree(folder)
+    codebook.save(folder)
+    forged(folder, settings={"index": "hnsw", "M": None, "max_M": None})
+    with pytest.raises(BachError, match=r"i is damaged \(KeyError: 'lists'\); write it again"):
+        Retriever.load(folder, codebook.model)
     forged(folder, strategy=["codebook"], files={})
     with pytest.raises(BachError, match="strategy is list"):
         Retriever.load(folder, codebook.model)
