@@ -25,6 +25,8 @@ except ImportError:  # Windows
     fcntl = None
 
 RUN_DIR = "BACH_RUN_DIR"  # set by `bach run` for the notebooks it executes
+CHECKSUM = "checksum"  # an entry of JSON files
+JSON_LENGTH = 1 << 26  # characters that are read at most
 
 
 def project_root() -> Path:
@@ -122,14 +124,21 @@ def write_text(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
 
 
-def write_json(path: Path, value: Any, sort_keys: bool = True) -> None:
+def write_json(path: Path, value: Any, sort_keys: bool = True, checked: bool = False) -> None:
+    """Write a JSON file atomically. `checked`: with a checksum of its other entries, which `read_json` compares."""
+    if checked:
+        value = value | {CHECKSUM: _checksum(value)}
     write_text(path, canonical_json(value, sort_keys))
+
+
+def _checksum(value: dict[str, Any]) -> str:
+    return short_hash({key: x for key, x in json.loads(json.dumps(value)).items() if key != CHECKSUM})
 
 
 def write_table(path: Path, table: Any) -> None:
     """Write a pandas table as Parquet, atomically."""
     with replacing(path) as partial:
-        table.to_parquet(partial)
+        table.to_parquet(partial, write_page_checksum=True)
 
 
 @contextmanager
@@ -202,22 +211,26 @@ def record(notebook: str, metrics: dict[str, float | int | str]) -> dict[str, fl
         path = Path(folder) / "metrics.json"
         with only_one(path):  # two notebooks of a run may end at the same time
             known = {key: value for key, value in read_json(path).items() if key != notebook}
-            write_json(path, known | {notebook: metrics}, sort_keys=False)
+            write_json(path, known | {notebook: metrics}, sort_keys=False, checked=True)
     return metrics
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if the file is missing or damaged."""
+    """The object in a JSON file; empty if the file is missing or damaged, or its checksum (if any) is another."""
     try:
-        known = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+        with path.open(encoding="utf-8") as stream:
+            if len(text := stream.read(JSON_LENGTH + 1)) > JSON_LENGTH:
+                return {}
+        known = json.loads(text)
+        whole = isinstance(known, dict) and (CHECKSUM not in known or known[CHECKSUM] == _checksum(known))
+    except (FileNotFoundError, ValueError, RecursionError):
         return {}
-    return known if isinstance(known, dict) else {}
+    return {key: x for key, x in known.items() if key != CHECKSUM} if whole else {}
 
 
 def forget(path: Path, keep: Container[str]) -> None:
     """Keep only these entries of a JSON file; delete the file if none is left."""
     if kept := {key: value for key, value in read_json(path).items() if key in keep}:
-        write_json(path, kept, sort_keys=False)
+        write_json(path, kept, sort_keys=False, checked=True)
     else:
         path.unlink(missing_ok=True)

@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from bachlib import BachError
 
@@ -21,6 +21,13 @@ Role = Literal["user", "item", "time", "rating", "title", "genre"]
 
 class Params(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _fits_into_64_bits(cls, value: Any) -> Any:
+        if isinstance(value, int) and value >= 2**64:
+            raise ValueError("should be less than 2^64")
+        return value
 
 
 P = TypeVar("P", bound=Params)
@@ -221,5 +228,12 @@ def validated(model: type[P], values: dict[str, Any], where: str) -> P:
             elif not key:  # a condition on several fields, whose message names them
                 told += f"\n  {problem['msg'].removeprefix('Value error, ')}"
             else:
-                told += f"\n  {key}: {problem['msg']}, got {problem['input']!r}"
+                told += f"\n  {key}: {problem['msg'].removeprefix('Value error, ')}, got {_shown(problem['input'])}"
         raise BachError(told) from None
+
+
+def _shown(value: Any) -> str:
+    try:
+        return f"{value!r:.200}"
+    except ValueError:  # Python writes no number of more than 4,300 digits
+        return "a number of thousands of digits"

@@ -15,9 +15,10 @@ from IPython.core.formatters import DisplayFormatter
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from bachlib.data import Dataset
+from bachlib.data.dataset import content_hash
 from bachlib.evaluate import evaluate
 from bachlib.evaluate.tables import table
-from bachlib.files import output_dir
+from bachlib.files import output_dir, read_json, write_json
 from bachlib.model.methods import build
 from bachlib.show.page import page
 from bachlib.show.steering import sliders
@@ -37,6 +38,7 @@ def renamed(world: Dataset, name: str, titles=None, genres=None) -> Dataset:
     items["title"] = items["title"] if titles is None else [titles(i) for i in range(len(items))]
     items["genres"] = items["genres"] if genres is None else [genres(row) for row in items["genres"]]
     items.to_parquet(folder / "items.parquet")
+    write_json(folder / "meta.json", read_json(folder / "meta.json") | {"content_hash": content_hash(folder)})
     return Dataset.load(folder)
 
 

@@ -473,3 +473,30 @@ def test_ids_that_look_the_same_are_mentioned(tmp_path, capsys):
     said = "users have ids that differ only in white space, invisible characters or Unicode form, e.g."
     assert data.meta["notes"] == [f"7 {said} 'cafe\\u0301' and 'caf\\xe9 '; they count as different"]
     assert data.meta["notes"][0] in capsys.readouterr().out and data.n_users == len(names)
+
+
+def test_a_zip_whose_directory_points_nowhere(refuses, tmp_path):
+    whole = zip_with(tmp_path / "a.zip").read_bytes()
+    (tmp_path / "a.zip").write_bytes(whole[:500] + whole[560:])  # the members begin before the file
+    refuses("movielens-1m", tmp_path / "a.zip", "a.zip", "damaged")
+
+
+def test_a_rating_too_large_for_a_number_is_named(refuses, tmp_path):
+    refuses("csv", my_csv(tmp_path, EVENTS, spoil(40, "u1,i1,5,1e999")), "my.csv, line 40: rating is 1e999", columns=MY)
+
+
+def test_bytes_that_are_no_text_in_a_netflix_log(refuses, tmp_path, capfd):
+    path = write_netflix(tmp_path / "combined_data_1.txt", EVENTS)
+    lines = path.read_bytes().split(b"\n")
+    lines[9:9] = [b"12,\xe9\xff", "١٢,5,2005-01-01".encode(), b"1_2,5,2005-01-01"]
+    path.write_bytes(b"\n".join(lines))
+    refuses("netflix", path, *(f"combined_data_1.txt, line {n}: neither" for n in (10, 11, 12)))
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_damage_inside_of_a_parquet_file_is_named(refuses, tmp_path):
+    pd.read_csv(my_csv(tmp_path, EVENTS)).to_parquet(path := tmp_path / "my.parquet")
+    whole = bytearray(path.read_bytes())
+    whole[4:12] = b"\xff" * 8  # of the first page
+    path.write_bytes(whole)
+    refuses("parquet", path, "my.parquet", columns=MY)

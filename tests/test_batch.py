@@ -11,6 +11,7 @@ from logs import random_events, write_movielens_csv
 
 from bachlib.experiment.settings import Experiment, read_experiment
 from bachlib.experiment.stages import prepared, run_name, trained
+from bachlib.files import read_json
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -99,7 +100,7 @@ def test_finished_stages_are_used_again_and_lost_ones_run_again(ran):
     assert "01_sphere        unchanged" in done.stdout and "single           unchanged" not in done.stdout
     now = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.ipynb")}
     assert now["01_sphere.ipynb"] == when["01_sphere.ipynb"] and now["single.ipynb"] > when["single.ipynb"]
-    assert set(json.loads((folder / "metrics.json").read_text())) == {"01_sphere", "single"}
+    assert set(read_json(folder / "metrics.json")) == {"01_sphere", "single"}
 
 
 def papermill(*words, place):

@@ -3,13 +3,14 @@
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bachlib import BachError
 from bachlib.data import Dataset, Windows
-from bachlib.data.dataset import FORMAT, PAD
+from bachlib.data.dataset import FORMAT, PAD, content_hash
 from bachlib.data.windows import windows_per_user
 
 
@@ -19,8 +20,11 @@ def made(tmp_path, lengths, n_items=500) -> Dataset:
     flat = np.concatenate([rng.choice(n_items, n, replace=False) for n in lengths]).astype(np.int32)
     np.save(tmp_path / "sequences.npy", flat)
     np.save(tmp_path / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]))
+    pd.DataFrame({"n_items": lengths}).to_parquet(tmp_path / "users.parquet")
+    pd.DataFrame({"item": np.arange(n_items)}).to_parquet(tmp_path / "items.parquet")
     counts = {"items": n_items, "windows": int(windows_per_user(np.array(lengths)).sum())}
-    (tmp_path / "meta.json").write_text(json.dumps({"format": FORMAT, "counts": counts, "content_hash": "x"}))
+    meta = {"format": FORMAT, "counts": counts, "content_hash": content_hash(tmp_path)}
+    (tmp_path / "meta.json").write_text(json.dumps(meta))
     return Dataset.load(tmp_path)
 
 

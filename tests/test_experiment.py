@@ -112,7 +112,7 @@ def test_tables_have_a_sweep_each():
     [
         ("n_user: 3", "n_user: not a parameter; did you mean 'n_users'?"),
         ("k: many", "k: Input should be a valid integer, unable to parse string as an integer, got 'many'"),
-        ("k: true", "k: Value error, should not be true or false, got True"),
+        ("k: true", "k: should not be true or false, got True"),
         ("epochs: 0", "epochs: Input should be greater than or equal to 1, got 0"),
         ("method: p-bech", "method: there is no 'p-bech'; did you mean 'p-bach'?"),
         ("source: movielens-1k", "source: there is no 'movielens-1k'; did you mean 'movielens-1"),

@@ -151,7 +151,7 @@ def test_a_folder_of_an_older_version_is_prepared_again(tmp_path, capsys):
     log = write_movielens_csv(tmp_path / "ratings.csv", random_events(2))
     now = prepare("movielens-20m", log, tmp_path / "o", min_items=40, quiet=True)
     meta = json.loads((now.folder / "meta.json").read_text())
-    meta["format"], _ = 1, meta["params"].pop("catalogue")
+    meta["format"], _, _ = 1, meta["params"].pop("catalogue"), meta.pop("checksum")
     for catalogue in ("liked", "kept"):
         (now.folder / "meta.json").write_text(json.dumps(meta))
         with pytest.raises(BachError, match="has format 1, this version reads 2; prepare it again, with the source"):

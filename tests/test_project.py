@@ -88,7 +88,7 @@ def test_the_version_stands_in_one_place():
 # ------------------------------------------------------------------------------------------------------ rooms
 
 ROOMS = ["data", "model", "rank", "train", "evaluate", "serve", "show", "experiment", "bench"]
-EVERYWHERE = {"params", "files"}  # at the top of the package, for every room; `cli` is for none
+EVERYWHERE = {"params", "files", "reading"}  # at the top of the package, for every room; `cli` is for none
 
 
 def imports_of(path: Path) -> set[str]:

@@ -13,7 +13,7 @@ from reports import NASTY, SMALL, batch, in_process, renamed, trained
 from bachlib import BachError
 from bachlib.evaluate import Evaluation, evaluate
 from bachlib.experiment.report import report
-from bachlib.files import output_dir
+from bachlib.files import output_dir, read_json
 from bachlib.model.methods import build
 from bachlib.show import maps, plots
 from bachlib.show.page import NEEDS_A_KERNEL, PLOTLY, STEERING, WIDGET, clean, figure, inline, markdown, marked, page
@@ -127,11 +127,12 @@ def test_table_and_curves_show_the_same_trainings(mine):
 def test_an_evaluation_of_other_weights_is_not_taken(mine):
     run = trained(mine, "standard", 1, name="older/standard")
     stem = run.folder / "evaluation-test.json"
-    told = json.loads(stem.read_text())
+    told = read_json(stem)
     told["about"]["valid_auprc"] = 0.5
     stem.write_text(json.dumps(told))
     per_user = Evaluation.load(run.folder).per_user * 0 + 0.7777
-    Evaluation(**{**vars(Evaluation.load(run.folder)), "per_user": per_user}).save(run.folder)
+    other = {"per_user": per_user, "means": per_user.mean().to_dict()}
+    Evaluation(**{**vars(Evaluation.load(run.folder)), **other}).save(run.folder)
     assert "0.7777" not in parts(in_process(run.folder))[0]["how-good-it-is"]
 
 
@@ -209,7 +210,7 @@ def test_what_is_missing_is_said(mine, runs, tmp_path):
     folder.mkdir()
     for name in ("run.json", "history.parquet", "best.safetensors"):
         (folder / name).write_bytes((runs["p-bach"].folder / name).read_bytes())
-    about = json.loads((folder / "run.json").read_text())
+    about = read_json(folder / "run.json")
 
     def page_of(change) -> str:
         told = json.loads(json.dumps(about))

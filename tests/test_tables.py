@@ -12,6 +12,7 @@ from bachlib import BachError
 from bachlib.evaluate import Evaluation, evaluate, paper
 from bachlib.evaluate.statistics import holm, paired_bootstrap, sign_flips
 from bachlib.evaluate.tables import Table, main_table, matched, table
+from bachlib.files import read_json
 from bachlib.model.methods import METHODS, build
 from bachlib.train import fit
 from bachlib.train.run import Run
@@ -355,7 +356,7 @@ def test_an_evaluation_of_an_earlier_version_takes_its_parts_from_the_run(world,
     model = build("p-bach", world, 3, d=16, encoder=Mean())
     evaluate(model, world, quiet=True).save(tmp_path)
     path = tmp_path / "evaluation-test.json"
-    told = json.loads(path.read_text())
+    told = read_json(path)
     for key in ("row", "own"):
         told["about"].pop(key)
     path.write_text(json.dumps(told))

@@ -16,23 +16,28 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 from jaxtyping import Float, Int
 from numpy.typing import ArrayLike
 from scipy import sparse
 
 from bachlib import BachError
 from bachlib.data.windows import windows_of_prefixes
-from bachlib.files import read_json
+from bachlib.files import file_hash, read_json
 from bachlib.params import N_HIST, N_TEST, N_VALID
+from bachlib.reading import expect, read_array, read_arrays, read_table, reading
 
 FORMAT = 2  # of the prepared folder; a data set of another format has to be prepared again
 FILES = {"sequences": "sequences.npy", "offsets": "offsets.npy", "users": "users.parquet", "items": "items.parquet"}
 BEGINS = "begins.npy"  # of the validation and the test period in each sequence; only a global split has this file
+HASHED = 1 << 27  # bytes of a data set: of a larger one only counts and ranges are checked, not every byte
+AGAIN = "prepare the data set again"
 PAD = -1
 UNSEEN = re.compile("[\0-\b\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 Split = Literal["valid", "test"]
 Users = Int[np.ndarray, " B"]
+_checked: set[tuple] = set()  # data sets that this process has found to be whole
 
 
 def as_text(value: Any) -> str:
@@ -51,7 +56,7 @@ class Dataset:
         self.n_users, self.lengths = len(offsets) - 1, np.diff(offsets)
         self.begins = {"valid": self.lengths - N_VALID - N_TEST, "test": self.lengths - N_TEST}
         if (folder / BEGINS).exists():
-            self.begins = dict(zip(self.begins, np.load(folder / BEGINS), strict=True))
+            self.begins = dict(zip(self.begins, np.array(read_array(folder / BEGINS)), strict=True))
         self.n_items, self.n_windows = meta["counts"]["items"], meta["counts"]["windows"]
 
     @classmethod
@@ -60,11 +65,37 @@ class Dataset:
         if not (folder / "meta.json").exists():
             raise BachError(f"{folder} is not a prepared data set (it has no meta.json); create one with bach prepare")
         if not (meta := read_json(folder / "meta.json")):
-            raise BachError(f"{folder / 'meta.json'} is damaged; prepare the data set again")
+            raise BachError(f"{folder / 'meta.json'} is damaged; {AGAIN}")
         if meta.get("format") != FORMAT:
             old = f"{folder} has format {meta.get('format')}, this version reads {FORMAT}"
             raise BachError(f"{old}; prepare it again, with the source and the params in its meta.json")
-        return cls(folder, meta, *(np.load(folder / FILES[name], mmap_mode="r") for name in ("sequences", "offsets")))
+        with reading(folder, AGAIN):
+            made = cls(folder, meta, *(read_array(folder / FILES[name]) for name in ("sequences", "offsets")))
+            made._check()
+        return made
+
+    def _check(self) -> None:
+        """Raise an error unless all files fit together and, if they are not too large, are those that were written."""
+        paths = [self.folder / name for name in (*FILES.values(), BEGINS) if (self.folder / name).exists()]
+        stats = [path.stat() for path in paths]
+        seen = str(self.folder.resolve()), repr(self.meta), *((s.st_ino, s.st_size, s.st_mtime_ns) for s in stats)
+        if seen in _checked:
+            return
+        expect(self.meta, {"content_hash": str, "counts": {"items": int, "windows": int}})
+        flat, ends, begins = self.sequences, self.offsets, np.stack([*self.begins.values(), self.lengths])
+        whole = all(array.ndim == 1 and array.dtype.kind == "i" for array in (flat, ends)) and begins.dtype.kind == "i"
+        if not whole or not len(flat) or ends[0] != 0 or ends[-1] != len(flat) or (np.diff(begins, axis=0) < 0).any():
+            raise ValueError("the sequences do not end where the offsets say")
+        if begins.min() < 0 or flat.min() < 0 or flat.max() >= self.n_items:
+            raise ValueError("a sequence holds an item that does not exist")
+        rows = [pq.read_metadata(self.folder / FILES[name]).num_rows for name in ("users", "items")]
+        windows = int(windows_of_prefixes(self.begins["valid"]).sum())
+        found = dict(zip(("users", "items", "events", "windows"), (*rows, len(flat), windows), strict=True))
+        if found != found | self.meta["counts"] or self.n_users != rows[0]:
+            raise ValueError(f"its files have {found}, meta.json says {self.meta['counts']}")
+        if sum(s.st_size for s in stats) <= HASHED and content_hash(self.folder) != self.meta["content_hash"]:
+            raise ValueError("the content of its files is not what was written")
+        _checked.add(seen)
 
     def strict(self, share: float = 0.1, seed: int = 0) -> Dataset:
         """The same data with a share of cold users, drawn with `seed`: they are left out of the training windows, the
@@ -124,20 +155,19 @@ class Dataset:
     @cached_property
     def users(self) -> pd.DataFrame:
         """Columns user (= row), raw_id, n_items."""
-        return pd.read_parquet(self.folder / FILES["users"])
+        return read_table(self.folder / FILES["users"])
 
     @cached_property
     def items(self) -> pd.DataFrame:
         """Columns item (= row), raw_id, n_users of the data set who like it (perhaps 0), title, genres (a list)."""
-        return pd.read_parquet(self.folder / FILES["items"])
+        return read_table(self.folder / FILES["items"])
 
     @cached_property
     def truth(self) -> Truth:
         """The planted interests in the ids of this data set; only the planted world has them."""
         if not (self.folder / "truth.npz").exists():
             raise BachError(f"{self.folder.name} has no truth: only the source 'planted' has one")
-        with np.load(self.folder / "truth.npz") as arrays:
-            return Truth(**dict(arrays))
+        return Truth(**read_arrays(self.folder / "truth.npz", Truth._fields))
 
     @cached_property
     def titles(self) -> list[str]:
@@ -263,6 +293,12 @@ class Dataset:
         split = self.meta.get("split", {})
         test = f", {split['users']['test']:,} with test items from {split['from']['test']} on" if split else ""
         return f"Dataset({self.folder.name}: {counts}{test}{context})"
+
+
+def content_hash(folder: Path) -> str:
+    """Of all sequences, users and items: what decides whether two data sets are the same."""
+    names = [name for name in (*FILES.values(), BEGINS) if (folder / name).exists()]
+    return hashlib.sha256(b"".join(bytes.fromhex(file_hash(folder / name)) for name in names)).hexdigest()
 
 
 class ItemGenres(NamedTuple):

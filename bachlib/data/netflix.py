@@ -56,6 +56,8 @@ class _Parser:
 
     def parse(self, text: bytes) -> pa.RecordBatch:
         """Parse whole lines. The CSV parser reports movie lines as invalid, since they have one field."""
+        if not text.isascii():  # pyarrow would print a traceback of the row
+            return self.parse_slowly(text)
         odd: list[tuple[int, str]] = []
 
         def on_odd_row(row: pacsv.InvalidRow) -> str:
@@ -96,7 +98,8 @@ class _Parser:
             try:
                 user, rating, date = row.split(",")
                 day = datetime.date.fromisoformat(date.strip()).toordinal() - datetime.date(1970, 1, 1).toordinal()
-                if not (0 <= int(user) <= LARGEST and 0 <= int(rating) <= 127):
+                plain = row.isascii() and "_" not in row  # Python alone would take 1_000 for a number
+                if not (plain and 0 <= int(user) <= LARGEST and 0 <= int(rating) <= 127):
                     raise ValueError("out of range")
                 rows.append((int(user), self.movie, int(rating), day * DAY))
             except ValueError:

@@ -17,6 +17,7 @@ from bachlib import BachError
 from bachlib.data.dataset import Truth
 from bachlib.files import output_dir, read_json, short_hash, whole_folder, write_json
 from bachlib.params import WorldParams, validated
+from bachlib.reading import read_arrays, reading
 
 START = 1_704_067_200  # 2024-01-01 UTC
 MINUTE, DAY = 60, 86_400
@@ -177,9 +178,10 @@ def align_truth(world: Path, prepared: Path) -> None:
     """Write the truth into a prepared folder, in the contiguous ids of the data set."""
     if not (world / "truth.npz").exists():
         raise BachError(f"{world} is not a planted world (it has no truth.npz); write one with planted.write_world()")
-    user = index_of(pd.read_parquet(prepared / "users.parquet")["raw_id"])
-    item = index_of(pd.read_parquet(prepared / "items.parquet")["raw_id"])
-    rows = {"items": item, "item_interest": item, "popularity": item, "pi": user, "tastes": user}
-    with np.load(world / "truth.npz") as truth:
-        kept = {name: truth[name][rows.get(name, ...)] for name in Truth._fields}
+    truth = read_arrays(world / "truth.npz", Truth._fields)
+    with reading(world / "truth.npz", "or the log beside it is not of this world"):
+        user = index_of(pd.read_parquet(prepared / "users.parquet")["raw_id"])
+        item = index_of(pd.read_parquet(prepared / "items.parquet")["raw_id"])
+        rows = {"items": item, "item_interest": item, "popularity": item, "pi": user, "tastes": user}
+        kept = {name: array[rows.get(name, ...)] for name, array in truth.items()}
     np.savez(prepared / "truth.npz", **kept)

@@ -30,12 +30,12 @@ import pyarrow as pa
 
 from bachlib import BachError
 from bachlib.data import planted
-from bachlib.data.dataset import FILES, FORMAT, Dataset
+from bachlib.data.dataset import FORMAT, Dataset, content_hash
 from bachlib.data.log_table import LogTable, connect
 from bachlib.data.raw import RawFile, beside, find_raw, fingerprint
 from bachlib.data.readers import read_log
 from bachlib.data.sources import Source, find_source
-from bachlib.data.store import content_hash, write_begins, write_items, write_sequences, write_users
+from bachlib.data.store import write_begins, write_items, write_sequences, write_users
 from bachlib.data.windows import windows_per_user
 from bachlib.files import differences, only_one, output_dir, read_json, short_hash, whole_folder, write_json
 from bachlib.params import MIN_ITEMS, N_TEST, N_VALID, PrepareParams, WorldParams, noted, validated
@@ -93,7 +93,7 @@ def prepare(
                     shutil.rmtree(folder / scratch, ignore_errors=True)
                 if source == "planted":
                     planted.align_truth(raws[0].path.parent, folder)
-                write_json(folder / "meta.json", identity | meta | {"content_hash": content_hash(folder)})
+                write_json(folder / "meta.json", identity | meta | {"content_hash": content_hash(folder)}, checked=True)
     return Dataset.load(out)
 
 
@@ -267,14 +267,16 @@ def _is_prepared(out: Path, identity: dict[str, Any], say: Say) -> bool:
     if meta and (other := differences({**here, **there}, here, "there", "here")):  # an older format has fewer options
         told = f"{out} holds a data set that was prepared with other options: {'; '.join(other)}"
         raise BachError(f"{told}. Runs may need it: choose another out= (--out), or remove the folder")
-    if not (meta and all((out / name).exists() for name in FILES.values())):
-        say(f"{out.name}: replaced, because it is damaged or incomplete")
-    elif meta.get("format") != FORMAT:
+    if meta and meta.get("format") != FORMAT:
         say(f"{out.name}: prepared again, because another version wrote it (format {meta.get('format')}, now {FORMAT})")
-    elif meta.get("inputs") != identity["inputs"]:
+    elif meta and meta.get("inputs") != identity["inputs"]:
         say(f"{out.name}: replaced, because the log has changed")
     else:
-        return True
+        try:
+            Dataset.load(out)
+            return True
+        except BachError as error:
+            say(f"{out.name}: replaced, because it is damaged or incomplete ({error})")
     return False
 
 

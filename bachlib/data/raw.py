@@ -5,11 +5,13 @@ checksum must be an error, not a shorter log.
 """
 
 import codecs
+import errno
 import fnmatch
 import gzip
 import lzma
 import re
 import shutil
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -45,8 +47,19 @@ class RawFile:
             else:
                 with gzip.open(self.path) if is_gzip(self.path) else self.path.open("rb") as stream:
                     yield stream
-        except (EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, OSError) as error:
-            if isinstance(error, OSError) and error.errno:  # of the disk, not of the content
+        except (
+            EOFError,
+            zlib.error,
+            lzma.LZMAError,
+            zipfile.BadZipFile,
+            OSError,
+            struct.error,
+            OverflowError,
+        ) as error:
+            if isinstance(error, OSError) and error.errno not in (
+                None,
+                errno.EINVAL,
+            ):  # of the disk, not of the content
                 raise
             raise BachError(f"{self.label} is damaged or was cut off ({error}); download it again") from None
         except RuntimeError as error:  # encrypted, or a way of compression that Python does not know

@@ -6,10 +6,15 @@ files have modules of their own.
 
 import csv
 import itertools
+import math
+import re
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import duckdb
 
 from bachlib import BachError
 from bachlib.data.log_table import SHOWN, LogTable, integer_time, quote, quote_name, quote_path, shortened
@@ -27,20 +32,37 @@ BLOCK = 1 << 24
 def read_log(log: LogTable, source: Source, raws: list[RawFile], work: Path) -> None:
     """Read the raw files into the table `log`; unpacked files go to the folder `work`."""
     for raw in raws:
-        times = _times(log, source, raws, work)
-        if source.name in ("parquet", "complete-journey"):
-            whole = as_plain(raw, work) if source.name == "parquet" else journey(log, raw, work)
-            read_parquet(log, whole, raw.label, times)
-            continue
-        plain = as_plain(raw, work, log.params.encoding)
-        if source.name == "netflix":
-            read_netflix(log, plain, raw.label)
-        else:
-            read_text(log, source, plain, raw.label, times)
-        if plain != raw.path:
-            plain.unlink()
+        with _named(raw.label):
+            _read(log, source, raw, raws, work)
     if log.one("SELECT count(*) FROM log") == (0,) and not log.bad.count:
         raise BachError(f"{', '.join(raw.label for raw in raws)}: the log is empty, it has no interaction")
+
+
+@contextmanager
+def _named(label: str) -> Iterator[None]:
+    """Let errors of DuckDB about the content of a file name it; those of memory and disk stay what they are."""
+    try:
+        yield
+    except duckdb.Error as error:
+        ends = isinstance(error, duckdb.OutOfMemoryException | duckdb.InterruptException)
+        if ends or re.search("space|too large", str(error), re.IGNORECASE):
+            raise
+        raise BachError(f"reading {label} failed: {shortened(str(error).splitlines()[0])}") from None
+
+
+def _read(log: LogTable, source: Source, raw: RawFile, raws: list[RawFile], work: Path) -> None:
+    times = _times(log, source, raws, work)
+    if source.name in ("parquet", "complete-journey"):
+        whole = as_plain(raw, work) if source.name == "parquet" else journey(log, raw, work)
+        read_parquet(log, whole, raw.label, times)
+        return
+    plain = as_plain(raw, work, log.params.encoding)
+    if source.name == "netflix":
+        read_netflix(log, plain, raw.label)
+    else:
+        read_text(log, source, plain, raw.label, times)
+    if plain != raw.path:
+        plain.unlink()
 
 
 def _times(log: LogTable, source: Source, raws: list[RawFile], work: Path) -> Iterator[str]:
@@ -254,7 +276,9 @@ def _drop_empty(log: LogTable, path: Path, layout: Layout, label: str) -> None:
 
 
 def _is_empty(text: str, number: bool) -> bool:
-    return text == "" or (number and text.strip(" -+").lower() in ("nan", "inf", "infinity"))
+    with suppress(ValueError):
+        return text == "" or (number and not math.isfinite(float(text)))  # 1e999, too
+    return False
 
 
 def _explain(where: str, column: str | None, kind: str, message: str, text: str) -> str:

@@ -1,6 +1,5 @@
 """Write the files of a prepared data set; `Dataset` opens them. The same content gives the same bytes."""
 
-import hashlib
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from bachlib.data.dataset import BEGINS, FILES
 from bachlib.data.raw import RawFile
 from bachlib.data.sources import TITLES, read_titles, split_genres
 from bachlib.data.windows import windows_of_prefixes
-from bachlib.files import file_hash
 from bachlib.params import PrepareParams
 
 FEWEST = 10  # users that a period of a global split should be able to evaluate
@@ -111,8 +109,3 @@ def _first_mention(con: Connection, column: str) -> pd.Series:
         SELECT arg_min(log.{column}, log.rowid) FILTER (log.{column}::VARCHAR <> '') AS said
         FROM items LEFT JOIN log USING (item) GROUP BY id ORDER BY id
     """).df()["said"]
-
-
-def content_hash(folder: Path) -> str:
-    names = [name for name in (*FILES.values(), BEGINS) if (folder / name).exists()]
-    return hashlib.sha256(b"".join(bytes.fromhex(file_hash(folder / name)) for name in names)).hexdigest()

@@ -7,7 +7,6 @@ keeps the first K items of every user and measures diversity, novelty and covera
 
 from __future__ import annotations
 
-import json
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -24,11 +23,12 @@ from tqdm.auto import tqdm
 from bachlib import BachError
 from bachlib.data.dataset import Dataset, Split
 from bachlib.data.windows import windows_of_prefixes
-from bachlib.files import read_json, short_hash, write_json, write_table
+from bachlib.files import file_hash, read_json, short_hash, write_json, write_table
 from bachlib.model.methods import METHODS
 from bachlib.params import ServeBy
 from bachlib.rank import metrics
 from bachlib.rank.ranks import Exclude, Users, rank_blocks, sample_users, score_blocks
+from bachlib.reading import expect, read_table, reading
 from bachlib.train.run import Run
 
 Slates = Int[np.ndarray, "U K"]
@@ -86,7 +86,8 @@ class Evaluation:
         parts = [pd.DataFrame(of, self.per_user.index).add_prefix(name) for name, of in numbers.items()]
         write_table(stem.with_suffix(".parquet"), pd.concat([*([] if only_ranks else [self.per_user]), *parts], axis=1))
         told = {"means": self.means, "protocol": self.protocol, "about": self.about}
-        write_json(stem.with_suffix(".json"), told)
+        told["table"] = file_hash(stem.with_suffix(".parquet"))
+        write_json(stem.with_suffix(".json"), told, checked=True)
         return stem.with_suffix(".json")
 
     @classmethod
@@ -94,20 +95,29 @@ class Evaluation:
         stem = Path(folder) / f"evaluation-{split}"
         if not stem.with_suffix(".json").exists():
             raise BachError(f"{folder} has not been evaluated on its {split} items: run bach evaluate {folder}")
-        try:
-            told = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
-            told = {key: told[key] for key in ("means", "protocol", "about")}
+        path, again = stem.with_suffix(".parquet"), f"run bach evaluate {folder} to write it again"
+        with reading(stem.with_suffix(".json"), again):
+            known = read_json(stem.with_suffix(".json"))
+            expect(known, {"means": dict, "protocol": {"split": str, "data": str}, "about": {"method": str}})
+            told = {key: known[key] for key in ("means", "protocol", "about")}
             if "own" not in told["about"]:  # written by an earlier version: its run knows the parts
                 told["about"] |= _parts(read_json(Path(folder) / "run.json").get("identity", {}).get("model", {}))
-            table = pd.read_parquet(stem.with_suffix(".parquet"))
-        except (ValueError, KeyError, TypeError, OSError) as error:  # includes pyarrow's errors
-            raise BachError(f"{stem}.* is damaged ({error}); run bach evaluate {folder} to write it again") from None
-        order, slates = (table.filter(regex=f"^{part}_") for part in ("rank", "slate"))
-        per_user = table.drop(columns=[*order, *slates])
-        if per_user.empty:  # only its ranks were kept
-            per_user = accuracy(order.to_numpy(), table.index)
-        told["means"] = {name: told["means"][name] for name in dict.fromkeys([*per_user, *told["means"]])}
-        return cls(per_user, **told, ranks=order.to_numpy(), slates=slates.to_numpy() if len(slates.columns) else None)
+            if told["protocol"]["split"] != split:
+                raise ValueError(f"it is of the split {told['protocol']['split']!r:.80}")
+        with reading(path, again):
+            table = read_table(path, again)
+            if known.get("table") not in (None, file_hash(path)):
+                raise ValueError("it is not the table that the .json was written with")
+            order, slates = (table.filter(regex=f"^{part}_") for part in ("rank", "slate"))
+            per_user = table.drop(columns=[*order, *slates])
+            if per_user.empty:  # only its ranks were kept
+                per_user = accuracy(order.to_numpy(), table.index)
+            told["means"] = {name: told["means"][name] for name in dict.fromkeys([*per_user, *told["means"]])}
+            wrong = [name for name in per_user if not np.isclose(per_user[name].mean(), told["means"][name], 1e-6)]
+            if wrong or not len(order.columns):
+                raise ValueError(f"its ranks and means differ: {', '.join(wrong) or 'there are no ranks'}")
+            slates = slates.to_numpy() if len(slates.columns) else None
+            return cls(per_user, **told, ranks=order.to_numpy(), slates=slates)
 
     def __repr__(self) -> str:
         numbers = ", ".join(f"{name} {value:.4f}" for name, value in self.means.items())

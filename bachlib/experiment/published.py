@@ -17,6 +17,7 @@ from bachlib.evaluate import Evaluation
 from bachlib.experiment.notebooks import METRICS, STATUS, stages
 from bachlib.experiment.settings import SINGLE, Experiment
 from bachlib.files import code_hash, project_root, read_json, whole_folder, write_json
+from bachlib.reading import expect, reading
 
 if TYPE_CHECKING:
     from bachlib.experiment.sweep import Point, Sweep
@@ -44,7 +45,7 @@ def _publish(point: Point, target: Path) -> Path:
         for path in filter(Path.exists, map(point.folder.joinpath, KEPT)):
             shutil.copyfile(path, folder / path.name)
         told = {"seconds": stage["seconds"], "values": values, "code": code_hash()}
-        write_json(folder / STATUS, {"status": "done", "notebooks": {SINGLE: told}})
+        write_json(folder / STATUS, {"status": "done", "notebooks": {SINGLE: told}}, checked=True)
     return target
 
 
@@ -52,8 +53,10 @@ def published(point: Point) -> Path | None:
     """The folder of the point's published record, made by this or by another sweep."""
     wanted = _comparable(stages(point.p)[SINGLE])
     for path in sorted(published_dir().glob(f"*/*/{STATUS}")):  # the name of a run holds the hash of the code
-        if _comparable(read_json(path)["notebooks"][SINGLE]["values"]) == wanted:
-            return path.parent
+        with reading(path, "restore it, e.g. with git checkout, or remove its folder"):
+            if _comparable(read_json(path)["notebooks"][SINGLE]["values"]) == wanted:
+                expect(read_json(path.parent / METRICS), {SINGLE: dict}, METRICS)
+                return path.parent
     return None
 
 

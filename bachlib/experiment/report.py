@@ -10,20 +10,20 @@ from typing import Any
 
 import nbformat
 import pandas as pd
-import yaml
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from bachlib import BachError
 from bachlib.experiment.notebooks import METRICS, PARAMS, STATUS, execute
-from bachlib.experiment.settings import notebook_folder
+from bachlib.experiment.settings import notebook_folder, read_yaml
 from bachlib.experiment.sweep import FILE, found_at, is_sweep, keep, read_sweep
 from bachlib.experiment.workers import environment
 from bachlib.files import RUN_DIR, read_json, write_text
+from bachlib.reading import expect, plain_name, reading
 from bachlib.show.page import page
 from bachlib.show.portrait import settings
 from bachlib.train.run import find_run
 
-PAGE = "report.html"
+PAGE, ENVIRONMENT = "report.html", "environment.json"
 
 
 def report(path: str | Path, data: str | Path | None = None) -> Path:
@@ -45,9 +45,13 @@ def report(path: str | Path, data: str | Path | None = None) -> Path:
         raise BachError(f"{folder} is not a run: it has neither {needed}")
     if data:
         raise BachError(f"{folder} is a run of notebooks: a data set can be given for a training run only")
-    params, status = yaml.safe_load((folder / PARAMS).read_text(encoding="utf-8")), read_json(folder / STATUS)
-    chapters = [(n, nbformat.read(path, 4)) for n in params["notebooks"] if (path := folder / f"{n}.ipynb").exists()]
-    first, versions = _summary(params, status, read_json(folder / METRICS)), read_json(folder / "environment.json")
+    params, status, versions = read_yaml(folder / PARAMS), read_json(folder / STATUS), read_json(folder / ENVIRONMENT)
+    with reading(folder / PARAMS):
+        expect(params, {"name": str, "notebooks": list})
+        paths = {name: folder / f"{plain_name(name)}.ipynb" for name in params["notebooks"]}
+    with reading(folder / STATUS):
+        first = _summary(params, status, read_json(folder / METRICS))
+    chapters = [(name, read_notebook(path)) for name, path in paths.items() if path.exists()]
     lead = "The versions it was made with." if versions else "The versions were not recorded."
     last = _chapter(f"# Environment\n\n{lead}", settings(versions))
     return _written(folder, [("summary", first), *chapters, ("environment", last)], params["name"], lessons=True)
@@ -68,7 +72,12 @@ def _executed(name: str, folder: Path, values: dict[str, Any], record_in: str) -
         raise BachError(f"{source} does not exist: `bach report` needs the notebooks of the project; run it in a clone")
     with environment(**{RUN_DIR: record_in}):
         execute(source, target, values, cwd=Path.cwd())  # so that paths mean the same
-    return nbformat.read(target, as_version=4)
+    return read_notebook(target)
+
+
+def read_notebook(path: Path) -> nbformat.NotebookNode:
+    with reading(path):
+        return nbformat.read(path, as_version=4)
 
 
 def _written(folder: Path, notebooks: Any, title: str, lessons: bool = False) -> Path:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-import yaml
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from bachlib import BachError
@@ -19,8 +19,10 @@ from bachlib.evaluate.evaluation import cannot_serve
 from bachlib.files import project_root
 from bachlib.model.methods import METHODS, NO_ELBO, unfit
 from bachlib.params import ModelParams, Params, PrepareParams, Seed, ServeBy, TrainParams, WorldParams, validated
+from bachlib.reading import YAML_BYTES, from_yaml
 
 CHAIN = ["03_data", "04_train", "05_evaluate", "06_heads_and_pi", "07_serving"]
+NAME = r"^\w[\w.-]{0,99}$"  # of folders
 SINGLE = "single"  # the notebook of one training, which a sweep runs for each of its points
 
 
@@ -29,7 +31,7 @@ class Experiment(TrainParams, ModelParams, PrepareParams, WorldParams):
     `data_seed` to the draw of users and the planted world; `d` and `width` belong to the model, `world_d` and
     `world_width` to the planted world."""
 
-    name: str = Field("mine", pattern=r"^[\w][\w.-]*$", description="the name of the folders of results")
+    name: str = Field("mine", pattern=NAME, description="the name of the folders of results")
     notebooks: list[str] = Field(
         CHAIN, min_length=1, description="the notebooks that `bach run` executes, in this order"
     )
@@ -131,25 +133,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not path.is_file():
         there = ", ".join(sorted(p.name for p in path.parent.glob("*.yaml")))
         raise BachError(f"{path} does not exist; there are {there or 'none'}")
-    try:
-        values = yaml.load(path.read_text(encoding="utf-8"), _EachOnce)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise BachError(f"{path} is not YAML: {error}") from None
+    with path.open("rb") as stream:
+        values = from_yaml(stream.read(YAML_BYTES + 1), path)
     if not isinstance(values, dict):
         raise BachError(f"{path} should hold lines of `key: value` and holds {type(values).__name__}")
     return values
-
-
-class _EachOnce(yaml.SafeLoader):
-    """Plain YAML silently takes the last of two equal keys; here that is an error."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is there twice", key.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
 
 
 def experiment_of(values: dict[str, Any], where: str) -> Experiment:
@@ -182,9 +170,12 @@ def read_experiment(
 def params_file(name: str | Path, beside: Path | None = None) -> Path:
     """The file of a path (also beside another file), or of a name in `params/`."""
     path = Path(name)
-    if beside and (beside.parent / path).is_file():
-        return beside.parent / path
-    return path if path.suffix or path.is_file() else project_root() / "params" / f"{path}.yaml"
+    try:
+        if beside and (beside.parent / path).is_file():
+            return beside.parent / path
+        return path if path.suffix or path.is_file() else project_root() / "params" / f"{path}.yaml"
+    except OSError as error:  # a name of a thousand letters
+        raise BachError(f"{name!s:.80} cannot be the name of a file: {error.strerror}") from None
 
 
 def is_overlay(values: dict[str, Any]) -> bool:
@@ -198,9 +189,14 @@ def _layered(names: Sequence[str | Path], within: tuple[Path, ...] = ()) -> dict
     """The values of an experiment under overlays, named "ml20m-letter"."""
     found: dict[str, Any] = {}
     for name in names:
-        path = params_file(name, within[-1] if within else None)
-        values = {"name": path.stem, **read_yaml(path)}
+        try:
+            path = params_file(name, within[-1] if within else None)
+            values = {"name": path.stem, **read_yaml(path)}
+        except (BachError, TypeError) as error:
+            raise BachError(f"{within[-1]}: base: {error}" if within else str(error)) from None
         base, overlay = values.pop("base", []), is_overlay(values)
+        if not isinstance(base, str | list):
+            raise BachError(f"{path}: base: should be a file or a list of files; got {base!r:.80}")
         if path.resolve() in within:
             raise BachError(f"{path}: base: the file is its own base")
         if overlay and (base or not found):
@@ -219,10 +215,11 @@ def _layered(names: Sequence[str | Path], within: tuple[Path, ...] = ()) -> dict
 
 def log_at(log: str, file: Path) -> str:
     """The absolute path of a log that a file names, relative to the working folder or to the file."""
-    for place in (Path(log).expanduser(), file.parent / log):
-        if place.exists():
-            return str(place.resolve())
-    raise BachError(f"{file}: path: {log} does not exist, neither here nor beside the file")
+    with suppress(OSError, RuntimeError, ValueError):  # no name of a file, or ~nobody
+        for place in (Path(log).expanduser(), file.parent / log):
+            if place.exists():
+                return str(place.resolve())
+    raise BachError(f"{file}: path: {log:.200} does not exist, neither here nor beside the file")
 
 
 def given(words: list[str], known: Collection[str] | None = None) -> dict[str, Any]:
@@ -234,10 +231,7 @@ def given(words: list[str], known: Collection[str] | None = None) -> dict[str, A
             raise BachError(f"--set {word}: should be name=value")
         if known is not None and name not in known:
             raise BachError(f"--set {word}: {name!r} is not a parameter here{nearest(name, known)}")
-        try:
-            found[name] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise BachError(f"--set {word}: the value is not YAML: {error}") from None
+        found[name] = from_yaml(value, f"--set {word:.80}: the value")
     return found
 
 

@@ -30,6 +30,7 @@ from bachlib.evaluate import Evaluation
 from bachlib.experiment.notebooks import METRICS, STATUS, folder_of, keys, stages
 from bachlib.experiment.published import published
 from bachlib.experiment.settings import (
+    NAME,
     SINGLE,
     Experiment,
     checked,
@@ -67,7 +68,7 @@ VARIES |= {"method", "source", "path", "data_seed", "world_d", "world_width"}
 class SweepFile(Params):
     """A file of `params/sweeps`."""
 
-    name: str = Field(pattern=r"^[\w][\w.-]*$")
+    name: str = Field(pattern=NAME)
     about: str = Field("", description="which table or claim of the paper it is for")
     base: list[str] = Field(
         min_length=1, description="experiments, as files of params/ or paths; an overlay changes those before it"

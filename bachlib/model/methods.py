@@ -176,7 +176,7 @@ def _on_data(model: TwoTower | MostPop, dataset: Dataset) -> TwoTower | MostPop:
 def _checked(name: str) -> str:
     """A name for a row of tables, which has to be told apart from the methods and from what tables add in brackets."""
     taken = name.casefold() in {*METHODS, "own"} if isinstance(name, str) else False
-    if taken or not isinstance(name, str) or not re.fullmatch(r"\w([\w .+-]*[\w.+-])?", name):
+    if taken or not isinstance(name, str) or not re.fullmatch(r"\w([\w .+-]{0,98}[\w.+-])?", name):
         why = "this is the name of a method" if taken else "letters, digits, spaces and . + - _ are allowed"
         raise BachError(f"name={name!r}: should be a short name of your own for this model; {why}")
     return name

@@ -27,6 +27,7 @@ import torch
 from bachlib import BachError
 from bachlib.data import Dataset
 from bachlib.model.twotower import TwoTower
+from bachlib.reading import expect, reading
 from bachlib.serve import codebook, exact, hybrid, store
 from bachlib.serve.catalogue import Catalogue, Genres, Labels, known_ids, lists_of
 from bachlib.serve.encode import Users, float32, new_items
@@ -262,7 +263,11 @@ class Retriever:
         """
         catalogue, about = store.read(Path(folder), verify)
         made = cls.__new__(cls)
-        made._take(model, **{"ask": "enough", "budget": None, **about["settings"]})  # an earlier version had neither
+        with reading(Path(folder), "write it again with retriever.save"):
+            made._take(
+                model, **{"ask": "enough", "budget": None, **about["settings"]}
+            )  # an earlier version had neither
+            expect(made.settings, dict.fromkeys(("index", "lists", "ask"), str))
         if made.model_hash != about["model"]:
             hashes = f"hash {about['model'][:12]} there, {made.model_hash[:12]} here"
             raise BachError(f"{folder} is the index of another model ({hashes}). Load its run or build a new index")

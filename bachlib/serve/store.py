@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 from bachlib import BachError
 from bachlib.files import canonical_json, only_one, whole_folder, write_text
+from bachlib.reading import expect, plain_name, read_array
 from bachlib.serve.catalogue import Catalogue, Labels
 from bachlib.serve.codebook import CodebookArrays, CodebookLists
 from bachlib.serve.exact import Coarse
@@ -89,27 +90,31 @@ def read(folder: Path, verify: bool = True) -> tuple[Catalogue, dict[str, Any]]:
         current = (folder / "CURRENT").read_bytes()
         try:
             return _read(folder, current, verify)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:  # the last: faiss
+        except Exception as error:  # readers of damaged files raise errors of every kind
             if (folder / "CURRENT").read_bytes() == current:  # else it was replaced and removed while we read
+                if isinstance(error, BachError):
+                    raise
                 raise BachError(f"{folder} is damaged ({type(error).__name__}: {error}); {_AGAIN}") from None
 
 
 def _read(folder: Path, current: bytes, verify: bool) -> tuple[Catalogue, dict[str, Any]]:
     name, checksum = current.decode().split()
-    where = folder / name
+    where = folder / plain_name(name)
     if _sha256(where / "meta.json") != checksum:
         raise BachError(f"{where / 'meta.json'} is damaged: its checksum is another; {_AGAIN}")
     about = json.loads((where / "meta.json").read_text(encoding="utf-8"))
     if about["format"] not in READ:
         known = ", ".join(map(str, READ))
         raise BachError(f"{where} has format {about['format']}, this version reads {known}; save it again")
+    expect(about, {"strategy": str, "rule": str, "settings": dict, "model": str})
     for name, file in about["files"].items():
+        plain_name(name)
         if (size := (where / name).stat().st_size) != file["bytes"]:
             raise BachError(f"{where / name} is damaged: {size:,} bytes instead of {file['bytes']:,}; {_AGAIN}")
         if verify and _sha256(where / name) != file["sha256"]:
             raise BachError(f"{where / name} is damaged: its checksum is another; {_AGAIN}")
     arrays = [where / name for name in about["files"] if name.endswith(".npy")]
-    mapped = {path.stem: np.load(path, mmap_mode="c") for path in arrays}  # copy on write
+    mapped = {path.stem: read_array(path, "c") for path in arrays}  # copy on write
     parts = {part: np.asarray(array) for part, array in mapped.items()}
     parts |= {part: first_of(mapped[part], n) for part, n in about.get("rows", {}).items()}
     vectors = parts["vectors"]
@@ -128,7 +133,30 @@ def _read(folder: Path, current: bytes, verify: bool) -> tuple[Catalogue, dict[s
     if "labels.parquet" in about["files"]:
         labels = pq.read_table(where / "labels.parquet").to_pydict()
         catalogue = catalogue._replace(labels=Labels(labels.get("raw_id"), labels.get("genres")))
+    _check(catalogue)
     return catalogue, about
+
+
+def _check(c: Catalogue) -> None:
+    """Raise an error unless the arrays fit together: compiled loops look up rows by these numbers, unchecked."""
+    N, n, d = len(c.vectors), len(c.numbers), c.vectors.shape[1]
+    fits = all(x.dtype == np.float32 and x.ndim == 2 for x in (c.vectors, c.tokens, c.items))
+    fits &= len(c.tokens) == N and c.items.shape == (n, d) and n > 0
+    for places, below in ((c.numbers, N), (c.gone, n)):
+        rising = places.ndim == 1 and places.dtype.kind == "i" and (np.diff(places) > 0).all()
+        fits &= bool(rising) and (not len(places) or (places[0] >= 0 and places[-1] < below))
+    for of in (c.labels.raw_ids, c.labels.genres):
+        fits &= of is None or len(of) <= N
+    if c.index is not None:
+        fits &= c.index.on_cpu.d == d and c.index.on_cpu.ntotal <= n
+    if (own := c.codebook) is not None:
+        k = len(own.prototypes)
+        fits &= own.prototypes.shape == (k, d) and own.kappa.shape == own.log_c.shape == own.peak.shape == (k,)
+        fits &= own.lists.ndim == 2 and len(own.lists) == k and own.lists.dtype.kind == "i"
+        fits &= own.lists.min(initial=0) >= 0 and own.lists.max(initial=0) < n
+        fits &= own.entries.shape == own.lists.shape if hasattr(own, "entries") else own.density.shape == (n, k)
+    if not fits:
+        raise ValueError("its arrays do not fit together")
 
 
 def _column(name: str, given: list) -> pa.Array:

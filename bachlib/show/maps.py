@@ -12,6 +12,7 @@ from scipy.ndimage import gaussian_filter
 
 from bachlib import BachError
 from bachlib.files import output_dir, whole_folder
+from bachlib.reading import read_arrays
 
 SETTINGS = {"n_neighbors": 15, "min_dist": 0.25, "metric": "cosine"}
 CELLS = 64  # of a grid over the map, on each side
@@ -34,8 +35,10 @@ def layout(
         places = _umap(items, heads, seed)
         with whole_folder(folder) as new:
             np.savez(new / "layout.npz", items=places[0], heads=places[1])
-    with np.load(folder / "layout.npz") as kept:
-        return kept["items"], kept["heads"]
+    found = read_arrays(folder / "layout.npz", ("items", "heads"))
+    if any(found[name].shape != (len(x), 2) for name, x in (("items", items), ("heads", heads))):
+        raise BachError(f"{folder / 'layout.npz'} is the map of something else; remove {folder}")
+    return found["items"], found["heads"]
 
 
 def regions(

@@ -25,6 +25,7 @@ from bachlib.model.twotower import Objective
 from bachlib.params import TrainParams, validated
 from bachlib.rank.metrics import average_precision_of_ranks
 from bachlib.rank.ranks import sample_users, target_ranks
+from bachlib.reading import reading
 from bachlib.train import checkpoint
 from bachlib.train.parallel import Group, chosen_device, group
 from bachlib.train.run import Run
@@ -85,9 +86,10 @@ class _Training:
         self.state = run.folder / "resume.safetensors"
         if self.state.exists():
             sums, about = checkpoint.load(self.state, self.model, self.optimizer)
-            if team.first:
-                self.watch.load_state_dict(sums)
-            self.windows.load_state_dict(about["windows"])
+            with reading(self.state, checkpoint.AGAIN):
+                if team.first:
+                    self.watch.load_state_dict(sums)
+                self.windows.load_state_dict(about["windows"])
             self.rows, self.best, self.looks = about["rows"], about["best"], about["looks"]
         team.same([*self.model.parameters(), *self.model.buffers()])
         if self.state.exists() and not self.done():

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import pandas as pd
@@ -18,12 +19,28 @@ from torch import nn
 
 from bachlib import BachError
 from bachlib.data import Dataset
-from bachlib.files import code_hash, differences, output_dir, read_json, short_hash, versions, write_json, write_table
+from bachlib.files import (
+    CHECKSUM,
+    code_hash,
+    differences,
+    output_dir,
+    read_json,
+    short_hash,
+    versions,
+    write_json,
+    write_table,
+)
 from bachlib.model.methods import Method, build
 from bachlib.params import TrainParams, noted
-from bachlib.train.checkpoint import load_weights
+from bachlib.reading import expect, plain_name, read_table, reading
+from bachlib.train.checkpoint import AGAIN, load_weights
 
 FREE = {"epochs", "patience", "device", "checkpoint_seconds"}  # a run may be resumed with other values of these
+FORM = {
+    "identity": {"model": dict, "data": {"name": str, "content_hash": str}, "train": dict},
+    "status": str,
+    "best": (dict, NoneType),
+}  # of run.json, the least
 CODE = ("model", "rank", "train", "data/dataset.py", "data/windows.py")  # what decides a training beside its input
 
 
@@ -51,8 +68,13 @@ class Run:
 
     @property
     def history(self) -> pd.DataFrame:
-        path = self.folder / "history.parquet"
-        return pd.read_parquet(path) if path.exists() else pd.DataFrame()
+        if not (path := self.folder / "history.parquet").exists():
+            return pd.DataFrame()
+        table = read_table(path)
+        with reading(path):
+            if table.attrs.pop(CHECKSUM, None) not in (None, _checksum(table)):
+                raise ValueError("its checksum is another")
+        return table
 
     @classmethod
     def open(cls, folder: Path | None, model: nn.Module, dataset: Dataset, params: TrainParams, fresh: bool) -> Run:
@@ -86,11 +108,12 @@ class Run:
         about = read_about(folder)
         config = about["identity"]["model"]
         if model is None:
-            if config["own"]:
-                raise BachError(f"{folder} was trained with your own {', '.join(config['own'])}: pass model=")
-            params = dict(config["params"])
-            method = config["method"] if config["method"] != "own" else Method(**config["row"])
-            model = build(method, dataset, params.pop("k"), name=config.get("name"), **params)
+            with reading(folder / "run.json", AGAIN):
+                if config["own"]:
+                    raise BachError(f"{folder} was trained with your own {', '.join(config['own'])}: pass model=")
+                params = dict(config["params"])
+                method = config["method"] if config["method"] != "own" else Method(**config["row"])
+                model = build(method, dataset, params.pop("k"), name=config.get("name"), **params)
         dataset.check_same(about["identity"]["data"]["content_hash"], f"{folder} was trained")
         if any(True for _ in model.parameters()):
             load_weights(model, folder / f"{weights}.safetensors")
@@ -99,12 +122,18 @@ class Run:
     def write(self, rows: list[dict[str, Any]] | None = None, **about: Any) -> None:
         self.about |= about
         if rows:
-            write_table(self.folder / "history.parquet", pd.DataFrame(rows))
-        write_json(self.folder / "run.json", self.about)
+            table = pd.DataFrame(rows)
+            table.attrs[CHECKSUM] = _checksum(table)
+            write_table(self.folder / "history.parquet", table)
+        write_json(self.folder / "run.json", self.about, checked=True)
 
     def __repr__(self) -> str:
         best = f", best AUPRC {self.best['auprc']:.4f} in epoch {self.best['epoch']}" if self.best else ""
         return f"Run({self.folder.name}: {self.status}{best})"
+
+
+def _checksum(table: pd.DataFrame) -> str:
+    return short_hash(table.to_json(orient="split", double_precision=15))
 
 
 def name_of_run(config: dict[str, Any], data: dict[str, Any], params: TrainParams) -> str:
@@ -154,6 +183,11 @@ def data_of(folder: Path, data: str | Path | Dataset | None = None) -> Dataset:
 def read_about(folder: Path) -> dict[str, Any]:
     if not (folder / "run.json").exists():
         raise BachError(f"{folder} is not a run (it has no run.json)")
-    if about := read_json(folder / "run.json"):
-        return about
-    raise BachError(f"{folder / 'run.json'} is damaged; train again with fresh=True")
+    if not (about := read_json(path := folder / "run.json")):
+        raise BachError(f"{path} is damaged; {AGAIN}")
+    with reading(path, AGAIN):
+        expect(about, FORM)
+        plain_name(about["identity"]["data"]["name"])
+        if about["best"]:
+            expect(about["best"], {"epoch": int, "auprc": float}, "best")
+    return about
