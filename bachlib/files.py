@@ -93,7 +93,7 @@ def differences(a: Any, b: Any, in_a: str, in_b: str, name: str = "") -> list[st
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path beside `path`. When the block succeeds, the file written there replaces `path` atomically."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with disk_errors(path):
+    with clear_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         _clear_partials(path)
         try:
@@ -104,18 +104,22 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def disk_errors(target: Path) -> Iterator[None]:
-    """Turn the errors of a full disk and of a place that cannot be written into advice."""
+def clear_errors(target: Path) -> Iterator[None]:
+    """Turn the errors of a full disk, of short memory, and of a place that cannot be written into advice."""
     try:
         yield
     except BachError:
         raise
     except Exception as error:
-        number, told = getattr(error, "errno", None), str(error)
-        # libraries that are not written in Python tell the error in words
+        number, told = getattr(error, "errno", None), str(error)  # other languages' libraries only tell it in words
         if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or re.search("no space left|file too large", told, re.I):
             advice = "Free some space, or move the outputs with BACH_OUTPUT_DIR"
             raise BachError(f"no disk space left to write {target}; nothing half-written was kept. {advice}") from error
+        if isinstance(error, MemoryError) or number == errno.ENOMEM or re.search("allocate memory|bad_alloc", told):
+            what = f"memory was short while working on {target} ({told.splitlines()[0] if told else 'no memory left'})"
+            raise BachError(
+                f"{what}; what was written before is whole. Close other programs, or make it smaller"
+            ) from error
         if number in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
             place = Path(getattr(error, "filename", None) or target)
             if not place.is_relative_to(target.parent) and not target.is_relative_to(place):
@@ -175,7 +179,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
     One process at a time. On Linux the two folders are swapped in one step. Elsewhere the old one is renamed first: a
     crash between the two renames leaves no `target`.
     """
-    with only_one(target), disk_errors(target):
+    with only_one(target), clear_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.{os.getpid()}.", suffix=".partial", dir=target.parent))
         (new := aside / "new").mkdir()

@@ -37,8 +37,8 @@ from bachlib.data.sources import Source, find_source
 from bachlib.data.store import content_hash, write_begins, write_items, write_sequences, write_users
 from bachlib.data.windows import windows_per_user
 from bachlib.files import (
+    clear_errors,
     differences,
-    disk_errors,
     only_one,
     output_dir,
     read_json,
@@ -90,7 +90,7 @@ def prepare(
     inputs = {raw.path: raw for raw in [*raws, *([titles] if titles else [])]}  # a zip counts once
     identity = {"format": FORMAT, "source": source, "params": chosen.model_dump()}
     identity["inputs"] = [fingerprint(raw) for raw in inputs.values()]
-    with _clear_errors(out), only_one(out):
+    with _engine_errors(out), only_one(out):
         if _is_prepared(out, identity, say):
             say(f"{out.name}: already prepared with this input and these parameters")
         else:
@@ -287,10 +287,10 @@ def _is_prepared(out: Path, identity: dict[str, Any], say: Say) -> bool:
 
 
 @contextmanager
-def _clear_errors(out: Path) -> Iterator[None]:
-    """Turn errors of the disk, of memory and of DuckDB into advice."""
+def _engine_errors(out: Path) -> Iterator[None]:
+    """Turn errors of DuckDB, too, into advice."""
     try:
-        with disk_errors(out):
+        with clear_errors(out):
             yield
     except duckdb.OutOfMemoryException as error:
         raise BachError(f"the log does not fit into memory: raise memory= ({str(error).splitlines()[0]})") from error

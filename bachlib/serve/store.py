@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bachlib import BachError
-from bachlib.files import canonical_json, disk_errors, only_one, reserve, whole_folder, write_text
+from bachlib.files import canonical_json, clear_errors, only_one, reserve, whole_folder, write_text
 from bachlib.serve.catalogue import Catalogue, Labels
 from bachlib.serve.codebook import CodebookArrays, CodebookLists
 from bachlib.serve.rows import first_of
@@ -47,7 +47,7 @@ def write(folder: Path, catalogue: Catalogue, about: dict[str, Any]) -> Path:
     """Write a new generation, then the pointer to it; remove all older ones but the last."""
     if folder.exists() and not folder.is_dir():
         raise BachError(f"{folder} is a file; an index is a folder")
-    with only_one(folder.resolve()), disk_errors(folder):
+    with only_one(folder.resolve()), clear_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         there = sorted(path.name for path in folder.glob("gen-*") if GENERATION.fullmatch(path.name))
         name = f"gen-{int(there[-1][4:]) + 1 if there else 1:06d}"

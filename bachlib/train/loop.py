@@ -20,7 +20,7 @@ from torch import nn
 from bachlib import BachError, NotFinite
 from bachlib.data import Dataset, Windows
 from bachlib.data.windows import Batch
-from bachlib.files import only_one, output_dir
+from bachlib.files import clear_errors, only_one, output_dir
 from bachlib.params import TrainParams, validated
 from bachlib.rank.metrics import average_precision_of_ranks
 from bachlib.rank.ranks import sample_users, target_ranks
@@ -52,6 +52,7 @@ def fit(
     folder = Path(out) if out else output_dir("runs", name_of_run(model.config, dataset.identity, p))
     with (
         group(device) as team,
+        clear_errors(folder),
         _alone_in(folder, team, quiet),
         torch.random.fork_rng(),
         stopped_by_ctrl_c() as stop,

@@ -21,7 +21,6 @@ from bachlib.data import Dataset
 from bachlib.files import (
     code_hash,
     differences,
-    disk_errors,
     output_dir,
     read_json,
     short_hash,
@@ -75,11 +74,10 @@ class Run:
             if different := "; ".join(differences(there["identity"], identity, "there", "here")):
                 raise BachError(f"{folder} holds another run: {different}. Choose another folder, or fresh=True")
             return cls(folder, model, there | {"limits": limits}, dataset=dataset)
-        with disk_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            old = ("run.json", "resume.safetensors", "best.safetensors", "last.safetensors", "history.parquet")
-            for path in [*(folder / name for name in old), *folder.glob("evaluation-*"), *folder.glob(".*.partial")]:
-                path.unlink(missing_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        old = ("run.json", "resume.safetensors", "best.safetensors", "last.safetensors", "history.parquet")
+        for path in [*(folder / name for name in old), *folder.glob("evaluation-*"), *folder.glob(".*.partial")]:
+            path.unlink(missing_ok=True)
         write_json(folder / "environment.json", versions())
         about = {"identity": identity, "limits": limits, "status": "running", "best": None}
         run = cls(folder, model, about, dataset=dataset)
