@@ -213,7 +213,7 @@ _held = threading.local()  # the locks of this thread, which may ask for one aga
 def only_one(target: Path, busy: Callable[[], None] = lambda: None) -> Iterator[None]:
     """A lock: wait until no other thread or process of this machine holds it for `target`. (Windows: no lock.)
 
-    `busy` is called before waiting, and may raise. What killed processes left of `target` is deleted.
+    `busy` is called before waiting, and may raise. What killed processes left of `target`, or in it, is deleted.
     """
     path, held = _lock_of(target), _held.__dict__
     if path in held:
@@ -256,9 +256,9 @@ def _opened(lock: str) -> BinaryIO:
 
 
 def _clear_partials(target: Path) -> None:
-    """Delete what killed processes left of `target`, half-written, beside it; keep what running ones write."""
-    for left in target.parent.glob(f".{glob.escape(target.name)}.*.partial"):
-        owner = re.fullmatch(r"(\d+)(\.\w+)?\.partial", left.name.removeprefix(f".{target.name}."))
+    """Delete what killed processes left half-written, of `target` or in it; keep what running ones write."""
+    for left in [*target.parent.glob(f".{glob.escape(target.name)}.*.partial"), *target.glob(".*.partial")]:
+        owner = re.search(r"\.(\d+)(\.\w{8})?\.partial$", left.name)
         if owner and not _lives(int(owner[1])):
             shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
 
