@@ -3,11 +3,12 @@
     make torture                              200 kills, and every crash point; prints a table
     python tests/torture.py 5 prepare train   five kills of each of these; 0: crash points only
 
-After each kill a reader sees the old or the new state and nothing between. The same call then ends with the result of an
-undisturbed one: byte for byte where bytes are promised, else value for value. Nothing half-written is left.
+After each kill a reader sees the old or the new state and nothing between. The same call then ends with the result of
+an undisturbed one: byte for byte where bytes are promised, else value for value. Nothing half-written is left.
 
-The work is done in forks of this process, which has imported everything: a kill costs as much as the work itself. A fork
-is killed with -9 together with all its descendants, so also the kernels of notebooks. A new command is a row of `WORKS`.
+The work is done in forks of this process, which has imported everything: a kill costs as much as the work itself. A
+fork is killed with -9, and all its descendants with it, also the kernels of notebooks. Another command is one more row
+of `WORKS`.
 """
 
 import argparse
@@ -279,10 +280,8 @@ class Torture:
             time.sleep(min(0.005, max(0, end - time.monotonic())))
         process = psutil.Process(pid)
         for one in [process, *process.children(recursive=True)]:
-            try:
+            with contextlib.suppress(psutil.NoSuchProcess):
                 one.kill()
-            except psutil.NoSuchProcess:
-                pass
         return os.WIFSIGNALED(os.waitpid(pid, 0)[1])
 
     def crash(self, number: int) -> bool:

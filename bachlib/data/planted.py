@@ -60,9 +60,9 @@ def write_world(folder: str | Path | None = None, **params: Any) -> Path:
 
 def _write(folder: Path, params: WorldParams) -> None:
     rng = np.random.default_rng(params.seed)
-    world = _plant(params, rng)
-    log = _live(params, world, rng)
     with whole_folder(folder) as new:
+        world = _plant(params, rng)
+        log = _live(params, world, rng)
         log.drop(columns="interest").to_csv(new / "log.csv", index=False, lineterminator="\n")
         _items(world).to_csv(new / "items.csv", index=False, lineterminator="\n")
         np.savez(new / "truth.npz", event_interest=log["interest"].to_numpy(np.int16), **world)
