@@ -118,7 +118,7 @@ def clear_errors(target: Path) -> Iterator[None]:
         if isinstance(error, MemoryError) or number == errno.ENOMEM or re.search("allocate memory|bad_alloc", told):
             what = f"memory was short while working on {target} ({told.splitlines()[0] if told else 'no memory left'})"
             raise BachError(
-                f"{what}; what was written before is whole. Close other programs, or make it smaller"
+                f"{what}; what was written before is whole. Close other programs, or choose smaller parameters"
             ) from error
         if number in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
             place = Path(getattr(error, "filename", None) or target)
@@ -249,10 +249,13 @@ def _lock_of(target: Path) -> str:
 
 
 def _opened(lock: str) -> BinaryIO:
-    try:
-        return open(os.open(lock, os.O_RDONLY | os.O_CREAT, 0o644), "rb")
-    except PermissionError:  # another user has created it
-        return open(lock, "rb")
+    with clear_errors(Path(lock)):
+        try:
+            return open(os.open(lock, os.O_RDONLY | os.O_CREAT, 0o644), "rb")
+        except PermissionError:
+            if not os.path.exists(lock):
+                raise
+            return open(lock, "rb")  # another user has created it
 
 
 def _clear_partials(target: Path) -> None:
