@@ -249,6 +249,7 @@ class Torture:
         code = 1
         try:
             os.setsid()
+            os.environ["BACH_OUTPUT_DIR"] = str(self.place / "outputs")
             out = os.open(self.folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             os.dup2(out, 1), os.dup2(out, 2)
             sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
@@ -264,7 +265,10 @@ class Torture:
 
     def finish(self, call: Callable[[Path], Any]) -> None:
         if os.waitpid(self.start(call), 0)[1]:
-            raise SystemExit(f"a call without any fault failed:\n{(self.folder / 'output.txt').read_text()[-4000:]}")
+            self.failed("a call without any fault failed")
+
+    def failed(self, what: str) -> None:
+        raise SystemExit(f"{what}:\n{(self.folder / 'output.txt').read_text()[-4000:]}")
 
     def back(self) -> None:
         shutil.rmtree(self.place)
@@ -287,7 +291,11 @@ class Torture:
     def crash(self, number: int) -> bool:
         """End the call right before write number `number`; False if it has fewer writes."""
         status = os.waitpid(self.start(self.work.call, lambda: end_before(number, self.place)), 0)[1]
-        return os.WIFEXITED(status) and os.WEXITSTATUS(status) == CRASH
+        if status and os.waitstatus_to_exitcode(status) != CRASH:
+            raise SystemExit(
+                f"a call failed before its write {number}:\n{(self.folder / 'output.txt').read_text()[-4000:]}"
+            )
+        return bool(status)
 
     def differences(self, end: bool = True) -> list[str]:
         """What is wrong after an end, and (`end`) after the same call has then come to its own."""
