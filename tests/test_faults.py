@@ -22,10 +22,11 @@ from torture import SMALL, TRAINING, Torture, outputs, point, read_point, some_t
 
 from bachlib import BachError
 from bachlib.data import planted, prepare
+from bachlib.evaluate import Evaluation, evaluate
 from bachlib.experiment.notebooks import execute
 from bachlib.experiment.stages import measured
 from bachlib.experiment.sweep import run_here
-from bachlib.files import in_progress, only_one, replacing, whole_folder, write_text
+from bachlib.files import in_progress, only_one, read_json, replacing, whole_folder, write_json, write_text
 from bachlib.model.methods import build
 from bachlib.serve import store
 from bachlib.show import maps
@@ -245,7 +246,7 @@ def test_two_trainings_want_one_folder(world, tmp_path):
         alone.append(
             load_file(fit(model_of(world), world, p, tmp_path / "alone", fresh=True, quiet=True).folder / WEIGHTS)
         )
-    for n, seeds in enumerate([(0, 1), (0, 1), (1, 1)]):
+    for n, seeds in enumerate([(0, 1), (1, 1)]):
         out = tmp_path / f"both{n}"
         said = in_forks(*(functools.partial(fit, model_of(world), world, params[s], out, quiet=True) for s in seeds))
         finished = [seed for seed, line in zip(seeds, said, strict=True) if "finished" in line]
@@ -363,6 +364,29 @@ def test_what_killed_writers_left_is_cleared(tmp_path):
     assert [path.exists() for path in left] == [True, False, True] and all(path.exists() for path in living)
     with only_one(tmp_path / "run"):
         assert not any(path.exists() for path in left) and all(path.exists() for path in living)
+
+
+def test_a_training_that_goes_on_is_read_as_of_one_moment(world, tmp_path):
+    """Ended after the weights of a better epoch and before run.json: the numbers are those of the weights."""
+    best = fit(model_of(world), world, {**TRAINING, "batch_size": 1024}, tmp_path, quiet=True).best
+    about = read_json(tmp_path / "run.json")
+    write_json(tmp_path / "run.json", about | {"best": {"epoch": 0, "auprc": 0.0}})
+    assert Run.load(tmp_path, world).best == best
+
+
+def test_an_evaluation_is_of_its_ranks(world, tmp_path, monkeypatch):
+    """Ended between its two files, another evaluation leaves none: never the old means beside the new ranks."""
+    one = evaluate(build("mostpop", world), world, quiet=True)
+    one.save(tmp_path)
+    again = evaluate(build("mostpop", world), world, max_users=20, quiet=True)
+    monkeypatch.setattr("bachlib.evaluate.evaluation.write_json", lambda *_: 1 / 0)
+    with suppress(ZeroDivisionError):
+        one.save(tmp_path)
+    assert Evaluation.load(tmp_path).means == one.means, "the same numbers stay"
+    with pytest.raises(ZeroDivisionError):
+        again.save(tmp_path)
+    with pytest.raises(BachError, match="has not been evaluated"):
+        Evaluation.load(tmp_path)
 
 
 def test_many_processes_save_and_load_one_index(world, tmp_path):
