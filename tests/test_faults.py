@@ -209,7 +209,7 @@ def test_a_kernel_that_cannot_start_is_told(tmp_path, monkeypatch, capfd):
         r"n: the kernel could not be started \(.*\)\. Most often memory is short: a notebook needs about 1\.1 GB.*free"
     )
     with pytest.raises(BachError, match=told + r" now\. Close other programs, or run one at a time \(--workers 1\)"):
-        execute(tmp_path / "n.ipynb", tmp_path / "out.ipynb", {})
+        execute(tmp_path / "n.ipynb", tmp_path / "out.ipynb", {}, tmp_path)
     said = capfd.readouterr()
     assert said.out == "n: the kernel was lost; once more\n" and "Kernel died" not in said.err
 
