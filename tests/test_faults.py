@@ -125,17 +125,21 @@ def test_a_file_beside_a_notebook_that_cannot_be_written(small_disk):
         write_text(small_disk / "a.ipynb", "{}")
 
 
-def test_no_permission_is_told(world, tmp_path, monkeypatch):
+@pytest.fixture
+def open_folder():
+    """A folder that everybody may enter; pytest's own are closed to others."""
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="bach-tests-") as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
+
+
+def test_no_permission_is_told(world, open_folder, monkeypatch):
     """In a folder that belongs to somebody else."""
-    (tmp_path / "locks").mkdir()
-    (tmp_path / "locks").chmod(0o777)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "locks"))
-    closed = tmp_path / "closed"
-    closed.mkdir()
-    closed.chmod(0o555)
-    for parent in [tmp_path, *list(tmp_path.parents)[:3]]:
-        with suppress(PermissionError):
-            parent.chmod(0o755)
+    closed, locks = open_folder / "closed", open_folder / "locks"
+    closed.mkdir(0o555)
+    locks.mkdir()
+    locks.chmod(0o777)
+    monkeypatch.setattr(tempfile, "tempdir", str(locks))
     model = model_of(world)
 
     def as_somebody(call):
