@@ -554,7 +554,7 @@ MUTATIONS = [
     M("what killed processes left stays", "files.py", "if owner and not _lives(int(owner[1])):", "if False:",
       "test_faults.py::test_what_killed_writers_left_is_cleared"),
     M("a full disk ends the process", "files.py", "os.posix_fallocate(file.fileno(), 0, path.stat().st_size)", "pass",
-      "test_faults.py::test_a_full_disk_and_a_read_only_one_are_told_and_do_no_harm"),
+      "test_faults.py::test_a_memory_mapped_file_on_a_full_disk_ends_no_process"),
     M("no permission is a traceback", "files.py", "if number in (errno.EACCES, errno", "if number in (errno",
       "test_faults.py::test_no_permission_is_told"),
     M("short memory is a traceback", "files.py", "if isinstance(error, MemoryError) or number == errno.ENOMEM or",
