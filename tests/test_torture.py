@@ -17,7 +17,7 @@ def test_killed_at_a_random_moment(name, kills):
     assert row.landed == kills and row.differences == []
 
 
-@pytest.mark.parametrize(("name", "every"), [("prepare", 12), ("train", 30), ("save", 8), ("point", 8)])
+@pytest.mark.parametrize(("name", "every"), [("prepare", 13), ("train", 32), ("save", 11), ("point", 8)])
 def test_ended_before_a_write(name, every):
     """Other writes in each run of the tests."""
     row = torture.crashed(name, every, first=random.randrange(every))
