@@ -561,8 +561,9 @@ MUTATIONS = [
       "if number == errno.ENOMEM or", "test_faults.py::test_short_memory_is_told"),
     M("the means of other ranks", "evaluate/evaluation.py", 'stem.with_suffix(".json").unlink(missing_ok=True)', "pass",
       "test_faults.py::test_an_evaluation_is_of_its_ranks"),
-    M("a kernel without memory is a traceback", "experiment/notebooks.py", 'str(error).startswith("Kernel died") or',
-      "False or", "test_faults.py::test_a_kernel_that_cannot_start_is_told"),
+    M("a kernel without memory is a traceback", "experiment/notebooks.py",
+      'str(error).startswith("Kernel died before") or', "False or",
+      "test_faults.py::test_a_kernel_that_cannot_start_is_told"),
     # ----------------------------------------------------------------------------------------------------- bench
     M("the round that warms up counts", "bench/measure.py", "median(seconds[1:])", "median(seconds)",
       "test_bench.py::test_works_take_turns_and_the_median_counts"),

@@ -275,7 +275,7 @@ def execute(
             )
             return
         except (DeadKernelError, RuntimeError, OSError) as error:
-            at_start = str(error).startswith("Kernel died") or getattr(error, "errno", None) == errno.ENOMEM
+            at_start = str(error).startswith("Kernel died before") or getattr(error, "errno", None) == errno.ENOMEM
             if not (at_start or isinstance(error, DeadKernelError)):
                 raise
             if last:
