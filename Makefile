@@ -5,13 +5,14 @@ READY := .venv/ready
 PEERS := .venv-peers/bin/python
 PEERS_READY := .venv-peers/ready
 
-.PHONY: help run test mutants fuzz lab sync figures lint bench bench-peers lock clean
+.PHONY: help run test mutants torture fuzz lab sync figures lint bench bench-peers lock clean
 
 help:
 	@echo "make run    run the workbook in batch on the planted data set and write the report"
 	@echo "make test   run every test, the notebooks included"
 	@echo "make mutants make one line of the package wrong at a time and see that the tests notice (MUTANTS_ARGS=\"onepass\")"
 	@echo "make fuzz   damage files at random: each is refused with its name, or read rightly (FUZZ_ARGS=\"600 csv index\")"
+	@echo "make torture kill commands at 200 random moments and before each write, call them again, compare (TORTURE_ARGS=\"5 train\")"
 	@echo "make lab    open JupyterLab at the project's root, with the first notebook"
 	@echo "make sync   pair notebooks/*.py with their .ipynb, execute those that changed, add static pictures"
 	@echo "make figures draw the README's pictures from the executed notebooks (needs Chrome)"
@@ -41,6 +42,9 @@ mutants: $(READY)
 
 fuzz: $(READY)
 	$(PY) tests/fuzz.py $(FUZZ_ARGS)
+
+torture: $(READY)
+	$(PY) tests/torture.py $(TORTURE_ARGS)
 
 lab: $(READY)
 	$(PY) -m jupyterlab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/00_tour.ipynb

@@ -14,8 +14,8 @@ __version__ = "0.1.0"
 # Modules that the base install leaves out, by the extra of pyproject.toml that installs them.
 EXTRAS = {
     "lab": """plotly ipywidgets anywidget umap jupyterlab jupytext papermill nbclient nbconvert nbformat latex2mathml
-           kaleido PIL distributed""".split(),
-    "sweep": "distributed papermill nbclient nbformat ipykernel".split(),
+           kaleido PIL distributed psutil""".split(),
+    "sweep": "distributed papermill nbclient nbformat ipykernel psutil".split(),
     "faiss-cpu": ["faiss"],
 }
 

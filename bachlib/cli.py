@@ -13,7 +13,7 @@ from typer import Argument, Option
 
 from bachlib import BachError, __version__, needs
 from bachlib.data.sources import SOURCES
-from bachlib.files import output_dir, project_root
+from bachlib.files import clear_errors, output_dir, project_root
 from bachlib.params import ModelParams, PrepareParams, TrainParams, validated
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False)
@@ -324,7 +324,8 @@ def main() -> None:
         if os.environ[name]:
             os.environ[name] = str(Path(os.environ[name]).expanduser().resolve())
     try:
-        app()
+        with clear_errors(output_dir()):
+            app()
     except BachError as error:
         typer.secho(f"bach: {error}", fg="red", err=True)
         sys.exit(2)

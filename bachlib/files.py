@@ -4,6 +4,8 @@ Atomic means: even after a crash or a power cut a file has its complete old or i
 """
 
 import ast
+import ctypes
+import errno
 import glob
 import hashlib
 import json
@@ -12,12 +14,15 @@ import platform
 import re
 import shutil
 import tempfile
-from collections.abc import Container, Iterator
+import threading
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+from bachlib import BachError
 
 try:
     import fcntl
@@ -89,13 +94,48 @@ def differences(a: Any, b: Any, in_a: str, in_b: str, name: str = "") -> list[st
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path beside `path`. When the block succeeds, the file written there replaces `path` atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    with clear_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _clear_partials(path)
+        try:
+            yield partial
+            move_into_place(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def clear_errors(target: Path) -> Iterator[None]:
+    """Turn the errors of a full disk, of short memory, and of a place that cannot be written into advice."""
     try:
-        yield partial
-        move_into_place(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+        yield
+    except BachError:
+        raise
+    except Exception as error:
+        number, told = getattr(error, "errno", None), str(error)  # other languages' libraries only tell it in words
+        if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or re.search("no space left|file too large", told, re.I):
+            advice = "Free some space, or move the outputs with BACH_OUTPUT_DIR"
+            raise BachError(f"no disk space left to write {target}; nothing half-written was kept. {advice}") from error
+        if isinstance(error, MemoryError) or number == errno.ENOMEM or re.search("allocate memory|bad_alloc", told):
+            what = f"memory was short while working on {target} ({told.splitlines()[0] if told else 'no memory left'})"
+            raise BachError(
+                f"{what}; what was written before is whole. Close other programs, or choose smaller parameters"
+            ) from error
+        if number in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+            place = Path(getattr(error, "filename", None) or target)
+            if not place.is_relative_to(target.parent) and not target.is_relative_to(place):
+                raise BachError(f"{place} cannot be opened ({os.strerror(number)})") from error
+            advice = "Choose another folder, or move the outputs with BACH_OUTPUT_DIR"
+            raise BachError(f"{target} cannot be written ({os.strerror(number)}). {advice}") from error
+        raise
+
+
+def reserve(path: Path) -> None:
+    """Claim the disk space of a memory-mapped file. Without it, a full disk would end the process by SIGBUS."""
+    if hasattr(os, "posix_fallocate"):
+        with path.open("rb+") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
 
 
 def move_into_place(complete: Path, target: Path) -> None:
@@ -145,55 +185,102 @@ def write_table(path: Path, table: Any) -> None:
 def whole_folder(target: Path) -> Iterator[Path]:
     """A new folder to fill. It replaces `target` when the block succeeds and is deleted when the block fails.
 
-    An old folder is renamed before the new one gets its name: a crash between the two renames leaves no `target`.
+    One process at a time. On Linux the two folders are swapped in one step. Elsewhere the old one is renamed first: a
+    crash between the two renames leaves no `target`.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    _sweep_partials(target)
-    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.{os.getpid()}.", suffix=".partial", dir=target.parent))
-    (new := aside / "new").mkdir()
+    with only_one(target), clear_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.{os.getpid()}.", suffix=".partial", dir=target.parent))
+        (new := aside / "new").mkdir()
+        try:
+            yield new
+            for path in [*new.rglob("*"), new]:
+                _sync(path)
+            if not _swapped(new, target):
+                if target.exists():
+                    os.rename(target, aside / "old")
+                os.rename(new, target)
+            _sync(target.parent)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def _swapped(a: Path, b: Path) -> bool:
+    """Swap two folders in one step; False if the system cannot, or if one of them does not exist."""
     try:
-        yield new
-        for path in [*new.rglob("*"), new]:
-            _sync(path)
-        if target.exists():
-            os.rename(target, aside / "old")
-        os.rename(new, target)
-        _sync(target.parent)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        swap = ctypes.CDLL(None).renameat2
+    except (AttributeError, OSError, TypeError):
+        return False
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return swap(here, os.fsencode(a.absolute()), here, os.fsencode(b.absolute()), exchange) == 0
+
+
+_held = threading.local()  # the locks of this thread, which may ask for one again
 
 
 @contextmanager
-def only_one(target: Path) -> Iterator[None]:
-    """A lock: wait until no other process of this machine holds it for `target`. (Windows: no lock.)"""
-    with _lock_of(target).open("wb") as lock:
-        if fcntl:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # the system releases it when the process ends, even if killed
+def only_one(target: Path, busy: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """A lock: wait until no other thread or process of this machine holds it for `target`. (Windows: no lock.)
+
+    `busy` is called before waiting, and may raise. What killed processes left of `target`, or in it, is deleted.
+    """
+    path, held = _lock_of(target), _held.__dict__
+    if path in held:
         yield
+        return
+    with _opened(path) as lock:
+        if fcntl:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                busy()
+                fcntl.flock(lock, fcntl.LOCK_EX)  # the system releases it when the process ends, even if killed
+        held[path] = True
+        try:
+            _clear_partials(target)
+            yield
+        finally:
+            del held[path]
 
 
 def in_progress(target: Path) -> bool:
     """Does a process of this machine hold the lock `only_one(target)`?"""
-    with _lock_of(target).open("wb") as lock, suppress(BlockingIOError):
+    with _opened(_lock_of(target)) as lock, suppress(BlockingIOError):
         if fcntl:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return False
     return True
 
 
-def _lock_of(target: Path) -> Path:
-    return Path(tempfile.gettempdir(), f"bach-{hashlib.sha256(str(target).encode()).hexdigest()[:16]}.lock")
+def _lock_of(target: Path) -> str:
+    name = hashlib.sha256(str(target.absolute()).encode()).hexdigest()[:16]
+    return os.path.join(tempfile.gettempdir(), f"bach-{name}.lock")
 
 
-def _sweep_partials(target: Path) -> None:
-    """Delete the partial folders of killed processes; keep those of running ones."""
-    for left in target.parent.glob(f".{glob.escape(target.name)}.*.partial"):
+def _opened(lock: str) -> BinaryIO:
+    with clear_errors(Path(lock)):
         try:
-            os.kill(int(left.name.removeprefix(f".{target.name}.").split(".")[0]), 0)
-        except ProcessLookupError:
-            shutil.rmtree(left, ignore_errors=True)
-        except (ValueError, PermissionError):
-            pass  # not ours
+            return open(os.open(lock, os.O_RDONLY | os.O_CREAT, 0o644), "rb")
+        except PermissionError:
+            if not os.path.exists(lock):
+                raise
+            return open(lock, "rb")  # another user has created it
+
+
+def _clear_partials(target: Path) -> None:
+    """Delete what killed processes left half-written, of `target` or in it; keep what running ones write."""
+    for left in [*target.parent.glob(f".{glob.escape(target.name)}.*.partial"), *target.glob(".*.partial")]:
+        owner = re.search(r"\.(\d+)(\.\w{8})?\.partial$", left.name)
+        if owner and not _lives(int(owner[1])):
+            shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        return error.errno != errno.ESRCH  # PermissionError: it lives and is not ours
+    return True
 
 
 def versions() -> dict[str, str]:

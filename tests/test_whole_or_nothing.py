@@ -109,9 +109,9 @@ def test_an_old_folder_survives_a_failed_new_one(tmp_path, monkeypatch):
 def test_what_a_killed_process_left_is_swept(tmp_path):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    left = tmp_path / f".o[1].{dead.pid}.abc.partial"
+    left = tmp_path / f".o[1].{dead.pid}.abcdefgh.partial"
     (left / "new").mkdir(parents=True)
-    living = tmp_path / ".o[1].1.abc.partial"
+    living = tmp_path / ".o[1].1.abcdefgh.partial"
     living.mkdir()
     prepare("csv", my_csv(tmp_path, EVENTS), tmp_path / "o[1]", columns=MY, min_items=40, quiet=True)
     assert not left.exists() and living.exists()

@@ -15,7 +15,7 @@ import pandas as pd
 
 from bachlib import BachError
 from bachlib.data.dataset import Truth
-from bachlib.files import output_dir, read_json, short_hash, whole_folder, write_json
+from bachlib.files import only_one, output_dir, read_json, short_hash, whole_folder, write_json
 from bachlib.params import WorldParams, validated
 from bachlib.reading import read_arrays, reading
 
@@ -53,15 +53,21 @@ def write_world(folder: str | Path | None = None, **params: Any) -> Path:
     folder = Path(folder) if folder is not None else output_dir("logs", f"planted-{short_hash(chosen.model_dump())}")
     if read_json(folder / "world.json") == chosen.model_dump():
         return folder
-    rng = np.random.default_rng(chosen.seed)
-    world = _plant(chosen, rng)
-    log = _live(chosen, world, rng)
+    with only_one(folder):
+        if read_json(folder / "world.json") != chosen.model_dump():  # nobody has written it meanwhile
+            _write(folder, chosen)
+    return folder
+
+
+def _write(folder: Path, params: WorldParams) -> None:
+    rng = np.random.default_rng(params.seed)
     with whole_folder(folder) as new:
+        world = _plant(params, rng)
+        log = _live(params, world, rng)
         log.drop(columns="interest").to_csv(new / "log.csv", index=False, lineterminator="\n")
         _items(world).to_csv(new / "items.csv", index=False, lineterminator="\n")
         np.savez(new / "truth.npz", event_interest=log["interest"].to_numpy(np.int16), **world)
-        write_json(new / "world.json", chosen.model_dump())
-    return folder
+        write_json(new / "world.json", params.model_dump())
 
 
 def _plant(params: WorldParams, rng: np.random.Generator) -> dict[str, np.ndarray]:

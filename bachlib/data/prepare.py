@@ -16,7 +16,6 @@ of history, validation and test. See `_whole_baskets`.
 the same as with the paper's split, so both splits can be compared: they are chosen on the whole log, later likes too.
 """
 
-import errno
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -37,7 +36,16 @@ from bachlib.data.readers import read_log
 from bachlib.data.sources import Source, find_source
 from bachlib.data.store import write_begins, write_items, write_sequences, write_users
 from bachlib.data.windows import windows_per_user
-from bachlib.files import differences, only_one, output_dir, read_json, short_hash, whole_folder, write_json
+from bachlib.files import (
+    clear_errors,
+    differences,
+    only_one,
+    output_dir,
+    read_json,
+    short_hash,
+    whole_folder,
+    write_json,
+)
 from bachlib.params import MIN_ITEMS, N_TEST, N_VALID, PrepareParams, WorldParams, noted, validated
 
 Say = Callable[[str], None]
@@ -82,7 +90,7 @@ def prepare(
     inputs = {raw.path: raw for raw in [*raws, *([titles] if titles else [])]}  # a zip counts once
     identity = {"format": FORMAT, "source": source, "params": chosen.model_dump()}
     identity["inputs"] = [fingerprint(raw) for raw in inputs.values()]
-    with _clear_errors(out), only_one(out):
+    with _engine_errors(out), only_one(out):
         if _is_prepared(out, identity, say):
             say(f"{out.name}: already prepared with this input and these parameters")
         else:
@@ -281,25 +289,16 @@ def _is_prepared(out: Path, identity: dict[str, Any], say: Say) -> bool:
 
 
 @contextmanager
-def _clear_errors(out: Path) -> Iterator[None]:
-    """Turn errors of the disk, of memory and of DuckDB into advice."""
-    advice = "Free some space, or move the outputs with BACH_OUTPUT_DIR"
-    no_space = f"no disk space left while preparing {out.name}; nothing was kept. {advice}"
+def _engine_errors(out: Path) -> Iterator[None]:
+    """Turn errors of DuckDB, too, into advice."""
     try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise BachError(no_space) from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
-            raise BachError(f"{out} cannot be written ({error.strerror}); choose another out=") from error
-        raise
+        with clear_errors(out):
+            yield
     except duckdb.OutOfMemoryException as error:
         raise BachError(f"the log does not fit into memory: raise memory= ({str(error).splitlines()[0]})") from error
     except duckdb.OutOfRangeException as error:
         raise BachError(f"preparing {out.name} failed: times should be between −10^20 and 10^20 ({error})") from error
     except duckdb.Error as error:
-        if isinstance(error, duckdb.IOException) and re.search("space|too large", str(error), re.IGNORECASE):
-            raise BachError(no_space) from error
         raise BachError(f"preparing {out.name} failed: {str(error).splitlines()[0]}") from error
     except RuntimeError as error:
         if "interrupted" in str(error):  # DuckDB turns Ctrl-C into this

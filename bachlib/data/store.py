@@ -14,6 +14,7 @@ from bachlib.data.dataset import BEGINS, FILES
 from bachlib.data.raw import RawFile
 from bachlib.data.sources import TITLES, read_titles, split_genres
 from bachlib.data.windows import windows_of_prefixes
+from bachlib.files import reserve
 from bachlib.params import PrepareParams
 
 FEWEST = 10  # users that a period of a global split should be able to evaluate
@@ -26,6 +27,7 @@ def write_sequences(con: Connection, folder: Path, order: str) -> tuple[int, int
     """
     (n_events,) = con.execute("SELECT sum(n)::BIGINT FROM users").fetchall()[0]
     flat = np.lib.format.open_memmap(folder / FILES["sequences"], mode="w+", dtype=np.int32, shape=(n_events,))
+    reserve(folder / FILES["sequences"])
     at = n_tied = 0
     last, tied = np.zeros(0, np.uint64), np.zeros(1, bool)  # the row before: its basket, does that have earlier rows
     query = f"""

@@ -23,7 +23,7 @@ from tqdm.auto import tqdm
 from bachlib import BachError
 from bachlib.data.dataset import Dataset, Split
 from bachlib.data.windows import windows_of_prefixes
-from bachlib.files import file_hash, read_json, short_hash, write_json, write_table
+from bachlib.files import canonical_json, file_hash, read_json, short_hash, write_json, write_table
 from bachlib.model.methods import METHODS
 from bachlib.params import ServeBy
 from bachlib.rank import metrics
@@ -83,9 +83,12 @@ class Evaluation:
         stem = Path(folder) / f"evaluation-{self.protocol['split']}"
         numbers = {"rank_": self.ranks.astype(np.int32)}
         numbers |= {} if self.slates is None or only_ranks else {"slate_": self.slates}
+        told = {"means": self.means, "protocol": self.protocol, "about": self.about}
+        there = {key: x for key, x in read_json(stem.with_suffix(".json")).items() if key in told}
+        if canonical_json(there) != canonical_json(told):
+            stem.with_suffix(".json").unlink(missing_ok=True)  # it is of other ranks
         parts = [pd.DataFrame(of, self.per_user.index).add_prefix(name) for name, of in numbers.items()]
         write_table(stem.with_suffix(".parquet"), pd.concat([*([] if only_ranks else [self.per_user]), *parts], axis=1))
-        told = {"means": self.means, "protocol": self.protocol, "about": self.about}
         told["table"] = file_hash(stem.with_suffix(".parquet"))
         write_json(stem.with_suffix(".json"), told, checked=True)
         return stem.with_suffix(".json")

@@ -7,6 +7,7 @@ code cells, its parameters, the log, and the code of the rooms it uses. `status.
 from __future__ import annotations
 
 import ast
+import errno
 import logging
 import os
 import re
@@ -20,6 +21,7 @@ from typing import Any
 
 import nbformat
 import papermill
+import psutil
 import yaml
 from nbclient.exceptions import DeadKernelError
 from papermill.exceptions import PapermillExecutionError
@@ -47,6 +49,7 @@ from bachlib.params import ModelParams, PrepareParams, TrainParams, WorldParams
 ABOUT_DATA = {*PrepareParams.model_fields, *WorldParams.model_fields, "path", "data_seed", "world_d", "world_width"}
 ABOUT_DATA -= {"d", "width", "seed"}  # these names mean the model and the training
 METRICS, STATUS, PARAMS = "metrics.json", "status.json", "params.yaml"
+GB = 1.1  # of memory: the peak of a notebook on the planted world. The tables of a large log come on top
 LAYERS = ["model", "rank", "train", "evaluate", "serve"]  # rooms; each stands on those before it
 
 
@@ -257,7 +260,7 @@ def execute(
         write_text(target, nbformat.writes(without_lessons(nbformat.read(source, as_version=4))))
         source = target
     form = {"desc": name, "bar_format": "{desc:<16} {n_fmt:>3}/{total_fmt} cells  {elapsed}", "leave": False}
-    logging.getLogger("papermill").setLevel(logging.ERROR)  # its warnings are about parameters that we have checked
+    logging.getLogger("papermill").setLevel(logging.CRITICAL)  # parameters are checked, and errors told, by us
     for last in (False, True):
         try:
             papermill.execute_notebook(
@@ -271,15 +274,25 @@ def execute(
                 extra_arguments=["--log-level=CRITICAL"],  # ipykernel also tells of TCP at its start and of its own end
             )
             return
-        except DeadKernelError as error:
+        except (DeadKernelError, RuntimeError, OSError) as error:
+            at_start = str(error).startswith("Kernel died before") or getattr(error, "errno", None) == errno.ENOMEM
+            if not (at_start or isinstance(error, DeadKernelError)):
+                raise
             if last:
-                kept = f"The partial notebook is {target}"
-                raise BachError(f"{name}: the kernel was lost twice ({error}). {kept}") from None
+                what = "could not be started" if at_start else "was lost twice"
+                kept = "" if at_start else f"\nThe partial notebook is {target}"
+                raise BachError(f"{name}: the kernel {what} ({error}). {_memory()}{kept}") from None
             print(f"{name}: the kernel was lost; once more", flush=True)
         except PapermillExecutionError as error:
             raise BachError(
                 f"{name}, cell {error.cell_index}: {error.ename}: {error.evalue}\nThe partial notebook is {target}"
             ) from None
+
+
+def _memory() -> str:
+    free = psutil.virtual_memory().available / 1e9
+    needed = f"a notebook needs about {GB} GB, more with a large log, and {free:.1f} GB are free now"
+    return f"Most often memory is short: {needed}. Close other programs, or run one at a time (--workers 1)"
 
 
 def without_lessons(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:

@@ -22,7 +22,7 @@ from bachlib.data.download import locate
 from bachlib.data.prepare import data_label, folder_name
 from bachlib.evaluate import Evaluation, diagnostics, evaluate
 from bachlib.experiment.settings import Experiment, experiment_of
-from bachlib.files import only_one, output_dir
+from bachlib.files import output_dir
 from bachlib.model.methods import METHODS, build
 from bachlib.params import ELBO_ONLY, ModelParams, TrainParams, noted
 from bachlib.train import Run, fit
@@ -96,8 +96,7 @@ def trained(
         usual = {name: ModelParams.model_fields[name].default for name in ELBO_ONLY}
         p = p.model_copy(update=usual | {"serve_by": "density"})
     p = experiment_of(p.model_dump(exclude_unset=True) | more, f"training {method}").model_copy(update=context)
-    with only_one(output_dir("runs", run_name(p, dataset))):
-        run = fit(build(method, dataset, **p.model), dataset, p.train, quiet=quiet)
+    run = fit(build(method, dataset, **p.model), dataset, p.train, quiet=quiet)
     if run.status != "finished":
         raise BachError(f"the training in {run.folder} is {run.status}: call it again to resume it")
     return run

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bachlib import BachError
-from bachlib.files import canonical_json, only_one, whole_folder, write_text
+from bachlib.files import canonical_json, clear_errors, only_one, reserve, whole_folder, write_text
 from bachlib.reading import expect, plain_name, read_array
 from bachlib.serve.catalogue import Catalogue, Labels
 from bachlib.serve.codebook import CodebookArrays, CodebookLists
@@ -49,8 +49,8 @@ def write(folder: Path, catalogue: Catalogue, about: dict[str, Any]) -> Path:
     """Write a new generation, then the pointer to it; remove all older ones but the last."""
     if folder.exists() and not folder.is_dir():
         raise BachError(f"{folder} is a file; an index is a folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    with only_one(folder.resolve()):
+    with only_one(folder.resolve()), clear_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
         there = sorted(path.name for path in folder.glob("gen-*") if GENERATION.fullmatch(path.name))
         name = f"gen-{int(there[-1][4:]) + 1 if there else 1:06d}"
         with whole_folder(folder / name) as new:
@@ -65,6 +65,7 @@ def write(folder: Path, catalogue: Catalogue, about: dict[str, Any]) -> Path:
                 room = len(array) // 8 + 8 if part in GROWING else 0
                 shape = (len(array) + room, *array.shape[1:])
                 mapped = np.lib.format.open_memmap(new / f"{part}.npy", "w+", array.dtype, shape)
+                reserve(new / f"{part}.npy")
                 mapped[: len(array)] = array
                 mapped.flush()
             if catalogue.index is not None:

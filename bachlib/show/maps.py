@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from scipy.ndimage import gaussian_filter
 
 from bachlib import BachError
-from bachlib.files import output_dir, whole_folder
+from bachlib.files import only_one, output_dir, whole_folder
 from bachlib.reading import read_arrays
 
 SETTINGS = {"n_neighbors": 15, "min_dist": 0.25, "metric": "cosine"}
@@ -31,10 +31,11 @@ def layout(
         raise BachError(f"a map wants at least 5 items (n, d) and heads (m, d); got {items.shape} and {heads.shape}")
     key = hashlib.sha256(items.tobytes() + heads.tobytes() + repr((sorted(SETTINGS.items()), seed)).encode())
     folder = output_dir("layouts", key.hexdigest()[:16])
-    if not folder.exists():
-        places = _umap(items, heads, seed)
-        with whole_folder(folder) as new:
-            np.savez(new / "layout.npz", items=places[0], heads=places[1])
+    with only_one(folder):
+        if not folder.exists():
+            places = _umap(items, heads, seed)
+            with whole_folder(folder) as new:
+                np.savez(new / "layout.npz", items=places[0], heads=places[1])
     found = read_arrays(folder / "layout.npz", ("items", "heads"))
     if any(found[name].shape != (len(x), 2) for name, x in (("items", items), ("heads", heads))):
         raise BachError(f"{folder / 'layout.npz'} is the map of something else; remove {folder}")

@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,9 +18,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from bachlib import NotFinite
+from bachlib import BachError, NotFinite
 from bachlib.data import Dataset, Windows
 from bachlib.data.windows import Batch
+from bachlib.files import clear_errors, only_one, output_dir
 from bachlib.model.twotower import Objective
 from bachlib.params import TrainParams, validated
 from bachlib.rank.metrics import average_precision_of_ranks
@@ -28,7 +29,7 @@ from bachlib.rank.ranks import sample_users, target_ranks
 from bachlib.reading import reading
 from bachlib.train import checkpoint
 from bachlib.train.parallel import Group, chosen_device, group
-from bachlib.train.run import Run
+from bachlib.train.run import Run, name_of_run, other_data
 from bachlib.train.watch import Progress, Watch, divergence
 
 
@@ -45,23 +46,45 @@ def fit(
 
     A call with the same arguments resumes an unfinished run and returns a finished one unchanged; `epochs` and
     `patience` may differ from the last call. `fresh=True` starts again from the current weights of the model. Ctrl-C
-    stops after the current step and keeps everything.
+    stops after the current step and keeps everything. A folder holds one training at a time: a second one waits.
     """
     p = params if isinstance(params, TrainParams) else validated(TrainParams, params or {}, "training")
     dataset.check_same(getattr(model, "built_on", None), "the model was built")
     device = chosen_device(p.device)
     keep_freed_memory()
-    with group(device) as team, torch.random.fork_rng(), stopped_by_ctrl_c() as stop:
-        folder = Path(out) if out else None
-        run = Run.open(folder, model.to(device), dataset, p, fresh) if team.first else None
+    folder = Path(out) if out else output_dir("runs", name_of_run(model.config, dataset.identity, p))
+    with (
+        group(device) as team,
+        clear_errors(folder),
+        _alone_in(folder, team, quiet),
+        torch.random.fork_rng(),
+        stopped_by_ctrl_c() as stop,
+    ):
+        if team.first:
+            Run.open(folder, model, dataset, p, fresh or (out is None and other_data(folder, dataset)))
         team.wait()
-        run = run or Run.open(folder, model.to(device), dataset, p, False)
+        run = Run.open(folder, model.to(device), dataset, p, False)
         if not any(parameter.requires_grad for parameter in model.parameters()):
             auprc = validation_auprc(model, dataset, p, team)
             rows = [{"epoch": 0, "step": 0, "valid_auprc": auprc}]
             run.write(rows, status="finished", best={"epoch": 0, "auprc": auprc})
             return run
         return _Training(run, dataset, p, team, quiet or not team.first).go(stop)
+
+
+@contextmanager
+def _alone_in(folder: Path, team: Group, quiet: bool) -> Iterator[None]:
+    """Wait until no other training writes into the folder. Processes of torchrun would time out: they are refused."""
+
+    def busy() -> None:
+        told = f"another training is writing into {folder}"
+        if team.size > 1:
+            raise BachError(f"{told}: start again when it has ended, or choose another folder")
+        if not quiet:
+            print(f"{told}; waiting for its end", flush=True)
+
+    with only_one(folder, busy) if team.first else nullcontext():
+        yield
 
 
 class _Training:
@@ -221,7 +244,7 @@ class _Training:
 
     def write_weights(self, name: str) -> None:
         if self.team.first:
-            about = {"epoch": self.windows.epoch, "identity": self.run.about["identity"]}
+            about = {"epoch": self.windows.epoch, "best": self.best, "identity": self.run.about["identity"]}
             checkpoint.write_tensors(self.run.folder / f"{name}.safetensors", self.model.state_dict(), about)
 
     def end(self, status: str) -> Run:

@@ -33,7 +33,7 @@ from bachlib.files import (
 from bachlib.model.methods import Method, build
 from bachlib.params import TrainParams, noted
 from bachlib.reading import expect, plain_name, read_table, reading
-from bachlib.train.checkpoint import AGAIN, load_weights
+from bachlib.train.checkpoint import AGAIN, load_weights, read_tensors
 
 FREE = {"epochs", "patience", "device", "checkpoint_seconds"}  # a run may be resumed with other values of these
 FORM = {
@@ -77,22 +77,18 @@ class Run:
         return table
 
     @classmethod
-    def open(cls, folder: Path | None, model: nn.Module, dataset: Dataset, params: TrainParams, fresh: bool) -> Run:
+    def open(cls, folder: Path, model: nn.Module, dataset: Dataset, params: TrainParams, fresh: bool) -> Run:
         """The run of these parameters: a new folder, or one whose run is the same."""
         train = {name: x for name, x in noted(params).items() if name not in FREE}
         identity = {"model": model.config, "data": dataset.identity, "train": train}
         limits = {"epochs": params.epochs, "patience": params.patience}
-        if folder is None:
-            folder = output_dir("runs", name_of_run(model.config, dataset.identity, params))
-            known = read_json(folder / "run.json").get("identity", {}).get("data", {})
-            fresh = fresh or known.get("content_hash") not in (None, dataset.meta["content_hash"])
         if (folder / "run.json").exists() and not fresh:
             there = read_about(folder)
             if different := "; ".join(differences(there["identity"], identity, "there", "here")):
                 raise BachError(f"{folder} holds another run: {different}. Choose another folder, or fresh=True")
             return cls(folder, model, there | {"limits": limits}, dataset=dataset)
         folder.mkdir(parents=True, exist_ok=True)
-        old = ("resume.safetensors", "best.safetensors", "last.safetensors", "history.parquet")
+        old = ("run.json", "resume.safetensors", "best.safetensors", "last.safetensors", "history.parquet")
         for path in [*(folder / name for name in old), *folder.glob("evaluation-*"), *folder.glob(".*.partial")]:
             path.unlink(missing_ok=True)
         write_json(folder / "environment.json", versions())
@@ -116,7 +112,10 @@ class Run:
                 model = build(method, dataset, params.pop("k"), name=config.get("name"), **params)
         dataset.check_same(about["identity"]["data"]["content_hash"], f"{folder} was trained")
         if any(True for _ in model.parameters()):
-            load_weights(model, folder / f"{weights}.safetensors")
+            tensors, told = read_tensors(path := folder / f"{weights}.safetensors")
+            load_weights(model, path, tensors)
+            if weights == "best":  # in a training that goes on, run.json may be one validation behind
+                about |= {"best": told.get("best") or about["best"]}
         return cls(folder, model.eval(), about, weights, dataset)
 
     def write(self, rows: list[dict[str, Any]] | None = None, **about: Any) -> None:
@@ -134,6 +133,12 @@ class Run:
 
 def _checksum(table: pd.DataFrame) -> str:
     return short_hash(table.to_json(orient="split", double_precision=15))
+
+
+def other_data(folder: Path, dataset: Dataset) -> bool:
+    """Is the training in a folder one on other content of this data set?"""
+    known = read_json(folder / "run.json").get("identity", {}).get("data", {})
+    return known.get("content_hash") not in (None, dataset.meta["content_hash"])
 
 
 def name_of_run(config: dict[str, Any], data: dict[str, Any], params: TrainParams) -> str:
