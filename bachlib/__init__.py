@@ -7,8 +7,6 @@ data → model → rank → train → evaluate → serve → show → experiment
 import os
 from importlib.util import find_spec
 
-from bachlib.files import output_dir
-
 __version__ = "0.1.0"
 
 # Modules that the base install leaves out, by the extra of pyproject.toml that installs them.
@@ -18,11 +16,6 @@ EXTRAS = {
     "sweep": "distributed papermill nbclient nbformat ipykernel psutil".split(),
     "faiss-cpu": ["faiss"],
 }
-
-
-# Compiled loops are cached beside the code or in the home. Where neither can be written, they go to the outputs folder.
-if not any(os.access(folder, os.W_OK) for folder in (os.path.dirname(__file__), os.path.expanduser("~"))):
-    os.environ.setdefault("NUMBA_CACHE_DIR", str(output_dir("numba")))
 
 
 class BachError(Exception):
@@ -42,3 +35,10 @@ def needs(part: str, extra: str, *modules: str) -> None:
     for module in modules or EXTRAS[extra]:
         if find_spec(module) is None:
             raise MissingExtra(f"{part} needs {module}: pip install 'bachlib[{extra}]'")
+
+
+# Compiled loops are cached beside the code or in the home. Where neither can be written, they go to the outputs folder.
+if not any(os.access(folder, os.W_OK) for folder in (os.path.dirname(__file__), os.path.expanduser("~"))):
+    from bachlib.files import output_dir  # late: it imports the errors above
+
+    os.environ.setdefault("NUMBA_CACHE_DIR", str(output_dir("numba")))

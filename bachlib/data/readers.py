@@ -40,11 +40,11 @@ def read_log(log: LogTable, source: Source, raws: list[RawFile], work: Path) -> 
 
 @contextmanager
 def _named(label: str) -> Iterator[None]:
-    """Let errors of DuckDB about the content of a file name it; those of memory and disk stay what they are."""
+    """Let errors of DuckDB about the content of a file name it; those of memory, disk and times stay what they are."""
     try:
         yield
     except duckdb.Error as error:
-        ends = isinstance(error, duckdb.OutOfMemoryException | duckdb.InterruptException)
+        ends = isinstance(error, duckdb.OutOfMemoryException | duckdb.OutOfRangeException | duckdb.InterruptException)
         if ends or re.search("space|too large", str(error), re.IGNORECASE):
             raise
         raise BachError(f"reading {label} failed: {shortened(str(error).splitlines()[0])}") from None

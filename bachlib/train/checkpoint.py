@@ -28,9 +28,10 @@ AGAIN = "start again with fresh=True"
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: dict[str, Any] | None = None) -> None:
     """Write a safetensors file atomically, with `about` as JSON in its header and a checksum of everything."""
     kept = {name: x.detach().cpu().clone(memory_format=torch.contiguous_format) for name, x in tensors.items()}
-    told = json.dumps(about or {})
+    told = about or {}
+    told = told | {CHECKSUM: _checksum(kept, told)}  # not beside it: safetensors writes two entries in any order
     with replacing(path) as partial:
-        save_file(kept, partial, {"about": told, CHECKSUM: _checksum(kept, told)})
+        save_file(kept, partial, {"about": json.dumps(told)})
         partial.chmod(0o644)
 
 
@@ -40,15 +41,15 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise BachError(f"{path} does not exist")
     with reading(path, AGAIN), safe_open(path, "pt") as file:
         tensors, told = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
-        if told.keys() - {"about", CHECKSUM} or told.get(CHECKSUM) not in (None, _checksum(tensors, told["about"])):
-            raise ValueError("its checksum is another")
-        about = json.loads(told["about"])
+        about = json.loads(told.pop("about"))
         expect(about, dict)
+        if told or about.pop(CHECKSUM, None) not in (None, _checksum(tensors, about)):
+            raise ValueError("its checksum is another")
         return tensors, about
 
 
-def _checksum(tensors: dict[str, Tensor], about: str) -> str:
-    digest = hashlib.sha256(about.encode())
+def _checksum(tensors: dict[str, Tensor], about: dict[str, Any]) -> str:
+    digest = hashlib.sha256(json.dumps(about).encode())
     for name, x in sorted(tensors.items()):
         digest.update(f"{name} {x.dtype} {tuple(x.shape)}".encode())
         digest.update(x.contiguous().reshape(-1).view(torch.uint8).numpy())
