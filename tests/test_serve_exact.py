@@ -77,10 +77,10 @@ def test_coarse_cosines_are_within_their_bound(monkeypatch, B, k, d):
     off = np.abs(out - items.astype(float) @ heads.reshape(-1, d).astype(float).T).max()
     assert off < error + rounding(d) < 0.06
     heads[0, 0] = items[-1]
-    axes = exact.Coarse.of(np.eye(d, dtype=np.float32))  # nothing is lost of these items
+    axes = exact.Coarse.of(np.tile(np.eye(d, dtype=np.float32), (2, 1)))  # nothing is lost of these items
     side, error = axes.side_of(heads)
-    kernels.coarse_product(*side, out := np.empty((d, B * k), np.float32))
-    assert axes.off < 1e-8 and 1e-4 < np.abs(out - heads.reshape(-1, d).T).max() <= error + rounding(d)
+    kernels.coarse_product(*side, out := np.empty((2 * d, B * k), np.float32))
+    assert axes.off < 1e-8 and 1e-4 < np.abs(out[:d] - heads.reshape(-1, d).T).max() <= error + rounding(d)
     codes = coarse.codes.astype(float) - 128
     assert np.abs(codes).max() == 127, "all of the range is used, and no more"
     assert np.linalg.norm(items - codes * coarse.scale[:, None], axis=1).max() <= coarse.off * (1 + 1e-6)

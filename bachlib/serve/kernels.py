@@ -103,7 +103,7 @@ def coarse_tile(typing_context, codes, at, heads, group, d, start, scale, unit, 
 
 @njit(nogil=True, cache=True)
 def coarse_product(codes, scale, heads, start, unit, out):
-    """`product` of items and heads that are whole numbers times a scale and a unit: see `coarse_tile`."""
+    """`product` of items and heads that are whole numbers times a scale and a unit: see `coarse_tile`. b ≥ ITEMS."""
     (b, d), width = codes.shape, out.shape[1]
     for at in range(0, b, ITEMS):
         i = min(at, b - ITEMS)
