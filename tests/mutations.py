@@ -300,7 +300,7 @@ MUTATIONS = [
       "TargetsBatch(*batch, following, None)", "test_targets.py::test_a_context_comes_beside_the_targets"),
     M("all targets: those of another process", "train/loop.py", "torch.from_numpy(x[mine])",
       "torch.from_numpy(x[: mine.stop - mine.start])",
-      "test_targets.py::test_two_processes_take_the_step_of_one"),
+      "test_parallel.py::test_a_program_may_train_several_times_on_two_processes"),
     # ---------------------------------------------------------------------------------------------------- routing
     M("routed to the farthest head", "model/routing.py", "[..., 0].argmax(-1)", "[..., 0].argmin(-1)",
       "test_mixture.py::test_the_routed_head_is_the_closest_by_hand"),

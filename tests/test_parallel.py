@@ -6,10 +6,13 @@ import sys
 import numpy as np
 import pytest
 import torch
+from test_switches import DRAWN
 from test_train import QUICK, SMALL, TIMED
 
 from bachlib import BachError
-from bachlib.train import Run
+from bachlib.model.methods import build
+from bachlib.params import ModelParams, TrainParams
+from bachlib.train import Run, fit
 from bachlib.train.checkpoint import read_tensors
 from bachlib.train.parallel import Group
 
@@ -39,9 +42,20 @@ def test_two_processes_take_the_step_of_one(world, tmp_path):
     assert "(test, 96 users): R@10" in done.stdout and done.stdout.count("epoch   1/1") == 1
 
 
-def test_a_program_may_train_twice_on_two_processes(world, tmp_path):
-    """With parts whose first weights differ from process to process: the first process's are taken."""
-    (tmp_path / "twice.py").write_text(f"""
+STILL = {**SMALL, "dropout": 0.0}
+TRAININGS = {  # each is compared with one process; with every target, and with draws and left-out candidates
+    "all": {"targets": "all"},
+    "drawn": {**DRAWN, "posterior": "contrastive"},
+}
+
+
+def test_a_program_may_train_several_times_on_two_processes(world, tmp_path):
+    """With parts whose first weights differ from process to process, the first process's are taken."""
+    params = {**QUICK, "epochs": 1, "batch_size": 1024}
+    chosen = {name: ({k: x for k, x in more.items() if k in ModelParams.model_fields},
+                     params | {k: x for k, x in more.items() if k in TrainParams.model_fields})
+              for name, more in TRAININGS.items()}  # fmt: skip
+    (tmp_path / "train.py").write_text(f"""
 import os
 import torch
 from pathlib import Path
@@ -49,18 +63,29 @@ from bachlib.data import Dataset
 from bachlib.model.methods import build
 from bachlib.model.extractors import ComiRecSA
 from bachlib.train import fit
-world = Dataset.load({str(world.folder)!r})
+world, place = Dataset.load({str(world.folder)!r}), Path({str(tmp_path)!r})
 for n in (1, 2):
     torch.seed()
     model = build("p-bach", world, 3, encoder=ComiRecSA(3, 16, 50), **{SMALL!r})
-    fit(model, world, { ({**QUICK, "epochs": 1, "batch_size": 1024})!r}, {str(tmp_path)!r} + f"/run{{n}}", quiet=True)
-    said = Path({str(tmp_path)!r}) / f"said{{n}}.{{os.environ['RANK']}}"  # a file each: one pipe would mix their lines
+    fit(model, world, {params!r}, place / f"run{{n}}", quiet=True)
+    said = place / f"said{{n}}.{{os.environ['RANK']}}"  # a file each: one pipe would mix their lines
     said.write_text(str(model.encoder.positions.double().sum().item()))
+for name, (of_model, of_training) in {chosen!r}.items():
+    model = build("p-bach", world, 3, **{STILL!r}, **of_model)
+    fit(model, world, of_training, place / name, quiet=True)
 """)
-    done = subprocess.run([*TORCHRUN, str(tmp_path / "twice.py")], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*TORCHRUN, str(tmp_path / "train.py")], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
     first, second = ([(tmp_path / f"said{n}.{rank}").read_text() for rank in (0, 1)] for n in (1, 2))
     assert first[0] == first[1] and second[0] == second[1] and first != second
+    for name, (of_model, of_training) in chosen.items():
+        model = build("p-bach", world, 3, **STILL, **of_model)
+        exact = fit(model, world, of_training, tmp_path / "one" / name, quiet=True).history.drop(columns=TIMED).iloc[0]
+        two = Run.load(tmp_path / name, world, weights="last")
+        for key, value in two.history.drop(columns=TIMED).iloc[0].items():
+            np.testing.assert_allclose(
+                value, exact[key], rtol=2e-3 if "kappa" in key else 5e-4, err_msg=f"{name}: {key}"
+            )
 
 
 def test_a_batch_must_be_shared_evenly():

@@ -1,8 +1,6 @@
 """The ablations: each switch against a plain twin, its limit cases, training, resume, several processes, refusals."""
 
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -12,10 +10,9 @@ from hypothesis import strategies as st
 from test_methods import LEARNT, away_from_the_start, batch_of, loss_and_slopes
 from test_methods import SMALL as STILL
 from test_mixture import case, gradients
-from test_parallel import TORCHRUN
 from test_targets import case as case_of_all
 from test_targets import targets_of
-from test_train import QUICK, SMALL, TIMED, model_of, same_run
+from test_train import QUICK, model_of, same_run
 
 from bachlib import BachError
 from bachlib.data import Windows
@@ -416,19 +413,6 @@ def test_parts_of_a_batch_have_the_candidates_of_the_whole(world, name, every):
     parts = (slice(16), slice(16, 32)), (slice(16, 32), slice(16))
     halves = [loss_of(mine, torch.cat([positive[others], negatives])) for mine, others in parts]
     torch.testing.assert_close(sum(halves) / 2, loss_of(slice(32), negatives))
-
-
-def test_two_processes_take_the_step_of_one(world, tmp_path):
-    chosen = {**SMALL, **QUICK, **DRAWN, "epochs": 1, "batch_size": 1024, "dropout": 0.0, "posterior": "contrastive"}
-    command = ["-m", "bachlib.cli", "train", "p-bach", "--data", str(world.folder), "--k", "3"]
-    command += [x for name, value in chosen.items() for x in ("--set", f"{name}={str(value).lower()}")]
-    for out, start in (("one", [sys.executable]), ("two", TORCHRUN)):
-        done = subprocess.run([*start, *command, "--out", str(tmp_path / out)], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-3000:]
-    one, two = (Run.load(tmp_path / name, world, weights="last") for name in ("one", "two"))
-    exact = one.history.drop(columns=TIMED).iloc[0]
-    for name, value in two.history.drop(columns=TIMED).iloc[0].items():
-        np.testing.assert_allclose(value, exact[name], rtol=2e-3 if "kappa" in name else 5e-4, err_msg=name)
 
 
 def test_shared_heads_with_left_out_items_and_a_small_tau():

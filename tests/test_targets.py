@@ -1,8 +1,6 @@
 """`targets="all"`: every next item of a window is a target. It is the mean of the paper's steps, in one sweep."""
 
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -12,8 +10,7 @@ from hypothesis import strategies as st
 from test_methods import LEARNT, away_from_the_start, batch_of, loss_and_slopes
 from test_methods import SMALL as STILL
 from test_mixture import plain_all_multihead, plain_pos_multihead, unit
-from test_parallel import TORCHRUN
-from test_train import QUICK, SMALL, TIMED, model_of, same_run
+from test_train import QUICK, model_of, same_run
 from torch.nn.functional import normalize
 
 from bachlib import BachError
@@ -26,7 +23,7 @@ from bachlib.model.methods import build
 from bachlib.model.plain import plain_step_loss
 from bachlib.model.sphere import KERNELS
 from bachlib.params import TrainParams, noted
-from bachlib.train import Run, fit
+from bachlib.train import fit
 
 KERNEL = KERNELS["power-spherical"]
 TAKES = {"standard": 1, "pos-multihead": 3, "all-multihead": 3, "label-aware": 3}  # heads
@@ -360,20 +357,6 @@ def test_parts_of_a_batch_have_the_candidates_of_the_whole(world, name, candidat
     ]
     whole = model.objective(history, positive, negatives, targets=following).loss
     torch.testing.assert_close(sum(halves) / 2, whole)
-
-
-def test_two_processes_take_the_step_of_one(world, tmp_path):
-    chosen = {**SMALL, **QUICK, "epochs": 1, "batch_size": 1024, "dropout": 0.0, "targets": "all"}
-    command = ["-m", "bachlib.cli", "train", "p-bach", "--data", str(world.folder), "--k", "3"]
-    command += [x for name, value in chosen.items() for x in ("--set", f"{name}={value}")]
-    for out, start in (("one", [sys.executable]), ("two", TORCHRUN)):
-        done = subprocess.run([*start, *command, "--out", str(tmp_path / out)], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-3000:]
-    one, two = (Run.load(tmp_path / name, world, weights="last") for name in ("one", "two"))
-    assert one.about["identity"]["train"]["targets"] == "all"
-    exact = one.history.drop(columns=TIMED).iloc[0]
-    for name, value in two.history.drop(columns=TIMED).iloc[0].items():
-        np.testing.assert_allclose(value, exact[name], rtol=2e-3 if "kappa" in name else 5e-4, err_msg=name)
 
 
 @pytest.mark.parametrize(
