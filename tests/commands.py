@@ -1,8 +1,13 @@
 """`bach` as a user types it."""
 
+import io
 import os
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from unittest import mock
+
+from bachlib import cli
 
 
 def command(*words):
@@ -15,3 +20,17 @@ def surroundings(**variables):
 
 def bach(*words, cwd=None, **variables):
     return subprocess.run(command(*words), capture_output=True, text=True, env=surroundings(**variables), cwd=cwd)
+
+
+def bach_here(*words, **variables):
+    """The same in this process: no second Python has to start."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    argv = mock.patch.object(sys, "argv", ["bach", *map(str, words)])
+    code = 0
+    with mock.patch.dict(os.environ, surroundings(**variables)), argv, redirect_stdout(out), redirect_stderr(err):
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code or 0
+    told = (stream.buffer.getvalue().decode() for stream in (out, err))
+    return subprocess.CompletedProcess(words, code, *told)

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import bach, surroundings
+from commands import bach, bach_here, surroundings
 from logs import random_events, write_movielens_csv
 
 from bachlib.experiment.settings import Experiment, read_experiment
@@ -63,7 +63,7 @@ def test_a_training_has_one_name_for_bach_train_notebooks_and_sweeps(tmp_path, m
     dataset, words = prepared(p), ["d=8", "ff=16", "item_width=16", "batch_size=256", "n_negatives=64", "valid_every=1"]
     words = [word for pair in [*words, "epochs=1"] for word in ("--set", pair)]
     for method, k in (("p-bach", 2), ("standard", 8)):  # `standard` has one vector, whatever k says
-        done = bach("train", method, "--data", dataset.folder, "--k", k, *words, BACH_OUTPUT_DIR=tmp_path)
+        done = bach_here("train", method, "--data", dataset.folder, "--k", k, *words, BACH_OUTPUT_DIR=tmp_path)
         assert done.returncode == 0, done.stderr
         (folder,) = tmp_path.glob(f"runs/{method}-planted-k{k if method == 'p-bach' else 1}-s0-*")
         when = (folder / "best.safetensors").stat().st_mtime_ns
@@ -71,7 +71,7 @@ def test_a_training_has_one_name_for_bach_train_notebooks_and_sweeps(tmp_path, m
         assert run.folder == folder and (folder / "best.safetensors").stat().st_mtime_ns == when, "it was trained again"
         assert run_name(p.model_copy(update={"method": method})) == folder.name, "as a sweep calls it"
     ours = trained("v-bach", dataset, p)
-    done = bach("train", "v-bach", "--data", dataset.folder, "--k", 2, *words, BACH_OUTPUT_DIR=tmp_path)
+    done = bach_here("train", "v-bach", "--data", dataset.folder, "--k", 2, *words, BACH_OUTPUT_DIR=tmp_path)
     assert done.returncode == 0 and ours.folder.name in done.stdout
     assert len([*tmp_path.glob("runs/*")]) == 3
 

@@ -6,7 +6,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from commands import bach
+from commands import bach, bach_here
 from logs import random_events, write_movielens_csv, write_rows
 from reports import batch
 from typer.testing import CliRunner
@@ -29,7 +29,7 @@ def test_doctor(tmp_path):
         assert piece in done.stdout
     assert (
         f"BACH_DATA_DIR is {tmp_path / 'no'}, which is not a folder"
-        in bach("doctor", BACH_DATA_DIR=str(tmp_path / "no")).stdout
+        in bach_here("doctor", BACH_DATA_DIR=str(tmp_path / "no")).stdout
     )
 
 
@@ -110,7 +110,7 @@ def test_prepare(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "raw log" in done.stdout and f"→ {tmp_path / 'o'}" in done.stdout
     assert json.loads((tmp_path / "o" / "meta.json").read_text())["params"]["min_items"] == 40
-    assert "already prepared" in bach(*words).stdout
+    assert "already prepared" in bach_here(*words).stdout
 
 
 def test_every_set_of_options_has_a_folder_that_notebooks_find(tmp_path, monkeypatch):
@@ -160,7 +160,7 @@ def test_prepare_my_own(tmp_path):
         "--min-items",
         "40",
     )
-    done = bach(*words, "--user", "who", "--item", "what", "--time", "when")
+    done = bach_here(*words, "--user", "who", "--item", "what", "--time", "when")
     assert done.returncode == 0, done.stderr
 
 
@@ -179,22 +179,22 @@ def test_prepare_my_own(tmp_path):
     ],
 )
 def test_mistakes_are_a_message_and_not_a_traceback(words, said, tmp_path):
-    done = bach("prepare", *words, BACH_DATA_DIR=str(tmp_path))
+    done = bach_here("prepare", *words, BACH_DATA_DIR=str(tmp_path))
     assert done.returncode == 2
     assert done.stderr.startswith("bach: ") and said in done.stderr and "Traceback" not in done.stderr
 
 
 def test_run_with_a_wrong_file():
-    done = bach("run", "params/nothing.yaml")
+    done = bach_here("run", "params/nothing.yaml")
     assert done.returncode == 2 and "does not exist" in done.stderr
 
 
 def test_report(tmp_path):
-    done = bach("report", "nothing", BACH_OUTPUT_DIR=str(tmp_path))
+    done = bach_here("report", "nothing", BACH_OUTPUT_DIR=str(tmp_path))
     assert done.returncode == 2 and f"there is no run nothing; in {tmp_path / 'runs'} there are none" in done.stderr
     batch(tmp_path / "runs" / "mine")
     for named in ("mine", str(tmp_path / "runs" / "mine")):
-        done = bach("report", named, BACH_OUTPUT_DIR=str(tmp_path))
+        done = bach_here("report", named, BACH_OUTPUT_DIR=str(tmp_path))
         assert done.returncode == 0, done.stderr
         assert done.stdout.strip() == f"→ {tmp_path / 'runs' / 'mine' / 'report.html'}"
     assert "my batch" in (tmp_path / "runs" / "mine" / "report.html").read_text()

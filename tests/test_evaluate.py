@@ -1,13 +1,12 @@
 """Full-catalogue evaluation: against sorting by hand, its protocol, cold users, slates, saving and loading."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from commands import bach_here
 
 from bachlib import BachError
 from bachlib.data import Windows, prepare
@@ -234,19 +233,13 @@ def test_strict_trains_on_others_than_it_evaluates(world, tmp_path):
 def test_bach_evaluate_prints_the_table(run, world, tmp_path):
     for name, method in (("all", "all-multihead"), ("pop", "mostpop")):
         fit(build(method, world, 3, **SMALL), world, QUICK, tmp_path / name, quiet=True)
-    command = [
-        sys.executable,
-        "-m",
-        "bachlib.cli",
-        "evaluate",
-        *map(str, (run.folder, tmp_path / "all", tmp_path / "pop")),
-    ]
-    done = subprocess.run([*command, "--data", str(world.folder)], capture_output=True, text=True)
+    words = "evaluate", run.folder, tmp_path / "all", tmp_path / "pop", "--data", world.folder
+    done = bach_here(*words)
     assert done.returncode == 0, done.stderr
     assert "mostpop (test, 96 users): R@10" in done.stdout and "relative gain over all-multihead" in done.stdout
     assert "small, test split, 96 users; seeds per method: 1." in done.stdout
     assert Evaluation.load(tmp_path / "pop").means == evaluate(build("mostpop", world), world, quiet=True).means
-    done = subprocess.run([*command, "--baseline", "x", "--data", str(world.folder)], capture_output=True, text=True)
+    done = bach_here(*words, "--baseline", "x")
     assert done.returncode == 2 and "should be one of the rows: mostpop, all-multihead, p-bach" in done.stderr
 
 

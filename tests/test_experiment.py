@@ -6,7 +6,7 @@ from pathlib import Path
 import papermill
 import pytest
 import yaml
-from commands import bach
+from commands import bach_here
 
 from bachlib import BachError
 from bachlib.experiment.notebooks import as_yaml, code_of, keys
@@ -236,7 +236,7 @@ def test_words_of_the_command_line():
         given(["k=["])
     with pytest.raises(BachError, match="--set epoch=5: 'epoch' is not a parameter here; did you mean 'epochs'"):
         given(["epoch=5"], {"epochs", "d"})
-    done = bach("run", "quickstart", "--set", "n_user=3")
+    done = bach_here("run", "quickstart", "--set", "n_user=3")
     assert done.returncode == 2 and "did you mean 'n_users'?" in done.stderr and "quickstart.yaml" in done.stderr
 
 
