@@ -31,6 +31,7 @@ from bachlib.reading import expect, reading
 from bachlib.serve import codebook, exact, hybrid, store
 from bachlib.serve.catalogue import Catalogue, Genres, Labels, known_ids, lists_of
 from bachlib.serve.encode import Users, float32, new_items
+from bachlib.serve.kernels import VNNI
 from bachlib.serve.lean import one_core, search
 from bachlib.serve.rerank import capped_slates
 from bachlib.serve.rows import STALE
@@ -42,7 +43,7 @@ from bachlib.train.run import Run
 Strategy = Literal["auto", "exact", "two-step", "codebook"]
 
 # two-step (hnsw) over exact, one request, K = 100, k = 8, by `bach bench serve`: items → ratio
-RATIOS = {20_000: 3.0, 50_000: 1.4, 200_000: 0.5, 1_000_000: 0.15}
+RATIOS = {20_000: 3.0, 50_000: 1.4, 200_000: 0.85 if VNNI else 0.3, 1_000_000: 0.16 if VNNI else 0.07}
 LISTED = 4096  # items of a prototype's list beside an index, which the own heads need
 WORTH_BUILDING, RECALL = 0.5, 0.99  # of a graph: the largest of these ratios, the smallest share of items found
 TRIALS = [slice(u, u + 1) for u in range(24)]  # requests that are timed
