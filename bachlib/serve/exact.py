@@ -91,7 +91,7 @@ def _scan(best: Best, users: slice, coarse: Coarse | None) -> None:
     if coarse is not None and columns is not None:
         side, error = coarse.side_of(query.heads)
         slack = error + slack * (1 + error)
-    order, shift, table = np.argsort(peak, axis=1), None, np.empty((B, k, BINS + 2), np.float32)
+    order, table = np.argsort(peak, axis=1), np.empty((B, k, BINS + 2), np.float32)
     starts = best.left_out.starts[users.start : users.stop + 1]
     K = best.scores.shape[1]
     own, n_gone = int(best.left_out[users].n_own.max(initial=0)), best.left_out.n_gone
