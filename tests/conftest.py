@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import tempfile
 from pathlib import Path
 
@@ -16,6 +17,7 @@ if "BACH_TEST_NOTEBOOKS" not in os.environ:  # notebooks share their trainings, 
     os.environ["BACH_TEST_NOTEBOOKS"] = _together.name
 hypothesis.settings.register_profile("same", derandomize=True)  # the same examples in every run
 hypothesis.settings.load_profile("same")
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell started pytest in the background
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two test processes on two cores: more threads would only wait
 
 
