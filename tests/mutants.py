@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -127,6 +127,7 @@ def problems(mutation: Mutation) -> list[str]:
     return found
 
 
+@cache
 def tests_of(file: str) -> set[str]:
     tree = ast.parse((ROOT / "tests" / file).read_text())
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}

@@ -38,7 +38,8 @@ valid_every: 1
 def ran(tmp_path_factory):
     place = tmp_path_factory.mktemp("batch")
     (place / "small.yaml").write_text(SMALL)
-    done = bach("run", "small.yaml", cwd=place, BACH_OUTPUT_DIR="o")  # kernels stand elsewhere and find the same folder
+    # a relative folder: kernels stand elsewhere and find the same one
+    done = bach("run", "small.yaml", cwd=place, BACH_OUTPUT_DIR="o")
     assert done.returncode == 0, done.stderr
     return place, Path(done.stdout.strip().rsplit(" ", 1)[1]).parent
 
@@ -95,7 +96,7 @@ def test_finished_stages_are_used_again_and_lost_ones_run_again(ran):
     place, folder = ran
     when = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.ipynb")}
     (folder / "single.ipynb").unlink()
-    done = bach("run", place / "small.yaml", BACH_OUTPUT_DIR=place / "o")
+    done = bach_here("run", place / "small.yaml", BACH_OUTPUT_DIR=place / "o")
     assert done.returncode == 0, done.stderr
     assert "01_sphere        unchanged" in done.stdout and "single           unchanged" not in done.stdout
     now = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.ipynb")}
@@ -126,7 +127,7 @@ def test_papermill_with_a_parameter_that_is_none(tmp_path):
 
 def test_a_failed_stage_keeps_its_notebook_and_the_exit_code_says_so(ran):
     place, _ = ran
-    done = bach(
+    done = bach_here(
         "run", place / "small.yaml", "--set", "learning_rate=1e30", "--set", "name=diverging",
         "--set", "notebooks=[single,01_sphere]", "--no-report", "--workers", 1, BACH_OUTPUT_DIR=place / "o",
     )  # fmt: skip

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from commands import bach, surroundings
+from commands import bach_here, surroundings
 from typer.main import get_command
 
 from bachlib.cli import app
@@ -44,10 +44,11 @@ def test_python_examples_run_as_printed(page, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_short_commands_run_as_printed(tmp_path):
+def test_short_commands_run_as_printed(tmp_path, monkeypatch):
     """In an empty folder with a small `my.csv`, in the order of the page."""
     from bachlib.data import planted
 
+    monkeypatch.chdir(tmp_path)
     log = planted.write_world(tmp_path / "world", n_users=150, n_items=300, n_interests=5, mean_events=120) / "log.csv"
     names = {"user": "CustomerID", "item": "StockCode", "time": "InvoiceDate"}
     head, _, rows = log.read_text().partition("\n")
@@ -55,7 +56,7 @@ def test_short_commands_run_as_printed(tmp_path):
     executed = 0
     for line in (line for page in PAGES for line in commands(page) if not LONG.search(line)):
         words = shlex.split(line, comments=True)[1:]
-        done = bach(*words, cwd=tmp_path, BACH_OUTPUT_DIR=tmp_path / "outputs", PYTHONPATH=ROOT)
+        done = bach_here(*words, BACH_OUTPUT_DIR=tmp_path / "outputs")
         assert done.returncode == 0, f"{line}\n{done.stderr}"
         executed += 1
     assert executed >= 7
