@@ -68,6 +68,8 @@ def read_arrays(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
         with zipfile.ZipFile(path) as archive:
             if sum(member.file_size for member in archive.infolist()) > path.stat().st_size:
                 raise ValueError("its arrays are said to be larger than the file")
+            if damaged := archive.testzip():  # numpy stops before the checksum if a header names a smaller array
+                raise ValueError(f"the checksum of {damaged} is another")
         with np.load(path, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in names}
 

@@ -2,6 +2,7 @@
 
 import csv
 import hashlib
+import io
 import itertools
 import json
 import os
@@ -146,7 +147,7 @@ def plain_netflix(folder: Path) -> dict:
 
 
 def plain_csv(folder: Path) -> dict:
-    rows = list(csv.reader(text_of(folder, "my.csv").split("\n"), strict=True))
+    rows = list(csv.reader(io.StringIO(text_of(folder, "my.csv"), newline=""), strict=True))
     at = {name: rows[0].index(column) for name, column in MY.items()}
     events = []
     for row in filter(None, rows[1:]):

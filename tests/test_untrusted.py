@@ -169,6 +169,17 @@ def test_an_archive_of_arrays_that_would_fill_the_memory(data):
         Dataset.load(data).truth  # noqa: B018
 
 
+def test_a_smaller_array_in_an_archive_is_noticed(data):
+    """numpy reads as much as a header says, and would not come to the checksum at the end."""
+    path, names = data / "truth.npz", Dataset.load(data).truth._fields
+    whole = path.read_bytes()
+    users = len(Dataset.load(data).truth.pi)
+    path.write_bytes(whole.replace(f"({users},".encode(), f"({users - 1},".rjust(len(f"({users},")).encode(), 1))
+    assert path.read_bytes() != whole and "pi" in names
+    with pytest.raises(BachError, match=r"truth\.npz is damaged .*the checksum of \w+\.npy is another"):
+        Dataset.load(data).truth  # noqa: B018
+
+
 def changed(path, at, by=1):
     whole = bytearray(path.read_bytes())
     whole[at] ^= by

@@ -90,7 +90,7 @@ def prepare(
     inputs = {raw.path: raw for raw in [*raws, *([titles] if titles else [])]}  # a zip counts once
     identity = {"format": FORMAT, "source": source, "params": chosen.model_dump()}
     identity["inputs"] = [fingerprint(raw) for raw in inputs.values()]
-    with _engine_errors(out), only_one(out):
+    with _engine_errors(out, Path(path)), only_one(out):
         if _is_prepared(out, identity, say):
             say(f"{out.name}: already prepared with this input and these parameters")
         else:
@@ -289,7 +289,7 @@ def _is_prepared(out: Path, identity: dict[str, Any], say: Say) -> bool:
 
 
 @contextmanager
-def _engine_errors(out: Path) -> Iterator[None]:
+def _engine_errors(out: Path, log: Path) -> Iterator[None]:
     """Turn errors of DuckDB, too, into advice."""
     try:
         with clear_errors(out):
@@ -297,9 +297,9 @@ def _engine_errors(out: Path) -> Iterator[None]:
     except duckdb.OutOfMemoryException as error:
         raise BachError(f"the log does not fit into memory: raise memory= ({str(error).splitlines()[0]})") from error
     except duckdb.OutOfRangeException as error:
-        raise BachError(f"preparing {out.name} failed: times should be between −10^20 and 10^20 ({error})") from error
+        raise BachError(f"{log}: times should be between −10^20 and 10^20 ({error})") from error
     except duckdb.Error as error:
-        raise BachError(f"preparing {out.name} failed: {str(error).splitlines()[0]}") from error
+        raise BachError(f"preparing {out.name} from {log} failed: {str(error).splitlines()[0]}") from error
     except RuntimeError as error:
         if "interrupted" in str(error):  # DuckDB turns Ctrl-C into this
             raise KeyboardInterrupt from error
