@@ -175,7 +175,7 @@ for data, made in along.items():
 # include variation between trainings: they only say how the same trained models would do on other users.
 
 # %%
-keys = [key for key in runs.columns if key in {"data", "experiment", "method", *file.grid}]
+keys = [key for key in runs.columns if key in {"data", "experiment", "method", *file.varied}]
 apart = [key for key in keys if key != "seed"]
 if len(done):
     spread = done.groupby([done[key].astype(str) for key in apart], sort=False)["AUPRC"].agg(["count", "min", "max"])

@@ -9,7 +9,7 @@
 
 Points with the same training are merged: a method with one vector is not trained again for each k, and a point that
 another sweep has finished, or whose record is published, is not run again. `serve_by` is a key of the grid, too: its
-values are points with one training.
+values are points with one training. `grid` can be a list of grids; points with the first seed come first then.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ class SweepFile(Params):
         min_length=1, description="experiments, as files of params/ or paths; an overlay changes those before it"
     )
     set: dict[str, Any] = Field({}, description="values that replace those of the experiments, for all points")
-    grid: dict[str, list[Any]] = Field(min_length=1, description="parameter: its values")
+    grid: dict[str, list[Any]] | list[dict[str, list[Any]]] = Field(
+        min_length=1, description="parameter: its values; or a list of such grids"
+    )
     layout: Literal["main", "matched", "data"] = Field(
         "main", description="main: a row per method, best over k; matched: a row per value of `axis`, methods beside "
         "each other; data: what the data sets are like"
@@ -84,6 +86,15 @@ class SweepFile(Params):
     paper: Literal["main", "head-matched", "routing", "global codebook"] | None = Field(
         None, description="the paper's table to put beside ours"
     )
+
+    @property
+    def grids(self) -> list[dict[str, list[Any]]]:
+        return self.grid if isinstance(self.grid, list) else [self.grid]
+
+    @property
+    def varied(self) -> list[str]:
+        """The keys of all grids."""
+        return [*dict.fromkeys(key for grid in self.grids for key in grid)]
 
 
 class Point(NamedTuple):
@@ -133,7 +144,7 @@ def read_sweep(path: str | Path, *, base: list[str] | None = None, more: dict[st
 
 def _impossible(file: SweepFile) -> Iterator[str]:
     """Reasons to reject a sweep file."""
-    for key, listed in file.grid.items():
+    for key, listed in (pair for grid in file.grids for pair in grid.items()):
         if key in file.set:
             yield f"{key} is in the grid; it cannot be set to {file.set[key]!r} for all points"
         if not listed:
@@ -171,12 +182,11 @@ def is_sweep(path: str | Path) -> bool:
 
 
 def expand(file: SweepFile, path: Path) -> list[Point]:
-    """The points of a sweep in the order of its file, each training once."""
+    """The points of a sweep in the order of its file (several grids: by seed), each training once."""
     points: dict[str, Point] = {}
     bases = chains(file.base, path)
     for base, *overlays in bases:
-        for chosen in product(*file.grid.values()):
-            where = dict(zip(file.grid, chosen, strict=True))
+        for where in (dict(zip(grid, chosen, strict=True)) for grid in file.grids for chosen in product(*grid.values())):
             more = {**file.set, **where, "notebooks": [SINGLE]}
             try:
                 p = read_experiment(base, more, overlays)
@@ -185,8 +195,10 @@ def expand(file: SweepFile, path: Path) -> list[Point]:
                 raise BachError(f"{path}, at {told}: {error}") from None
             p = p.model_copy(update={"k": heads_of(p), "name": point_name(p)})
             several = {"experiment": "-".join(Path(x).stem for x in (base, *overlays))} if len(bases) > 1 else {}
-            points.setdefault(p.name, Point(p, {"data": label(p), **several} | {key: getattr(p, key) for key in where}))
-    return list(points.values())
+            place = {"data": label(p), **several} | {key: getattr(p, key) for key in file.varied}
+            points.setdefault(p.name, Point(p, place))
+    found = list(points.values())
+    return sorted(found, key=lambda point: point.p.seed) if len(file.grids) > 1 else found
 
 
 def chains(bases: Sequence[str], path: Path) -> list[list[str]]:
