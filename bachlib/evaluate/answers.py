@@ -3,6 +3,7 @@
 gradient_noise         how noisy a training step is
 posterior_gap          how far the recognition posterior γ is from γ^con, the posterior that makes the bound tight
 calibration_controls   whether π_u predicts what a user likes next, beside two controls
+worth_of_pi            the same for each user: nats per held-out item
 genre_coverage         whether the heads of a user stand for the genres of the user's later items
 diversity_and_recall   how diverse slates are at equal recall
 shuffle_test           how much the order of a history, and its being recent, are worth
@@ -83,14 +84,25 @@ def calibration_controls(held: Mapping[str, HeldOut], seed: int = 0) -> pd.DataF
     held-out item π_u is better than one π for all users."""
     rows = {}
     for name, of in held.items():
-        other = np.random.default_rng(seed).permutation(len(of.log_pi))
-        same = of._replace(log_pi=of.log_pi.exp().mean(0).log().expand_as(of.log_pi))
         rows[name] = {
             "error": pi_calibration(of).ece,
-            "error with another user's π": pi_calibration(of._replace(log_pi=of.log_pi[other])).ece,
-            "nats that π_u is worth": (of.log_likelihood - same.log_likelihood).nanmean().item(),
+            "error with another user's π": pi_calibration(_with_another_pi(of, seed)).ece,
+            "nats that π_u is worth": worth_of_pi(of, seed)["nats over one π"].mean(),
         }
     return pd.DataFrame(rows).T
+
+
+def worth_of_pi(of: HeldOut, seed: int = 0) -> pd.DataFrame:
+    """By how many nats per held-out item π_u is better than one π for all users, and than another user's π."""
+    same = of._replace(log_pi=of.log_pi.exp().mean(0).log().expand_as(of.log_pi))
+    others = {"nats over one π": same, "nats over another π": _with_another_pi(of, seed)}
+    return pd.DataFrame({
+        name: (of.log_likelihood - other.log_likelihood).nanmean(1).cpu().numpy() for name, other in others.items()
+    })  # fmt: skip
+
+
+def _with_another_pi(of: HeldOut, seed: int) -> HeldOut:
+    return of._replace(log_pi=of.log_pi[np.random.default_rng(seed).permutation(len(of.log_pi))])
 
 
 def genre_coverage(

@@ -164,9 +164,11 @@ def kappa_bounds(kappa: Float[Tensor, "U k"]) -> dict[str, float]:
     return dict(zip(["min", "1%", "median", "99%", "max"], at.tolist(), strict=True))
 
 
-def summary(model: TwoTower, dataset: Dataset, users: Users, split: Split = "test") -> dict[str, float]:
-    """The diagnostics as one row: use on held-out items, distance, sharpness, calibration."""
-    encoded, of = encode_users(model, dataset, users, split), held_out(model, dataset, users, split)
+def summary(
+    model: TwoTower, dataset: Dataset, users: Users, split: Split = "test", of: HeldOut | None = None
+) -> dict[str, float]:
+    """The diagnostics as one row: use on held-out items (`of`, if they are known), distance, sharpness, calibration."""
+    encoded, of = encode_users(model, dataset, users, split), of or held_out(model, dataset, users, split)
     usage = of.gamma.nanmean((0, 1)).tolist()
     row = {
         "effective heads": effective_heads(usage),

@@ -8,7 +8,7 @@ keeps the first K items of every user and measures diversity, novelty and covera
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -75,20 +75,29 @@ class Evaluation:
         other = {part: value for part, value in (self.about.get("row") or usual).items() if value != usual.get(part)}
         return other | {part: known.split()[0] for part, known in self.about.get("own", {}).items()}
 
-    def save(self, folder: str | Path, *, only_ranks: bool = False) -> Path:
+    def joined(self, more: pd.DataFrame) -> Evaluation:
+        """With more columns for its users; a user who has no row there has no value."""
+        return replace(self, per_user=self.per_user.join(more), means=self.means | more.mean().to_dict())
+
+    def save(self, folder: str | Path, *, compact: bool = False) -> Path:
         """Write evaluation-<split>.parquet and .json into a run folder; `Evaluation.load` reads them.
 
-        `only_ranks`: a small file, from which the metrics of ranks are computed again.
+        `compact`: a small file, from which the metrics of ranks are computed again. It has no slates, and three digits
+        of what else is known of each user.
         """
         stem = Path(folder) / f"evaluation-{self.protocol['split']}"
-        numbers = {"rank_": self.ranks.astype(np.int32)}
-        numbers |= {} if self.slates is None or only_ranks else {"slate_": self.slates}
-        told = {"means": self.means, "protocol": self.protocol, "about": self.about}
+        per_user, means = self.per_user, self.means
+        numbers = {"rank_": self.ranks.astype(np.min_scalar_type(int(self.ranks.max())) if compact else np.int32)}
+        numbers |= {} if self.slates is None or compact else {"slate_": self.slates}
+        if compact:
+            per_user = per_user.drop(columns=[*ACCURACY], errors="ignore").astype(np.float16)
+            means = means | per_user.astype(float).mean().to_dict()
+        told = {"means": means, "protocol": self.protocol, "about": self.about}
         there = {key: x for key, x in read_json(stem.with_suffix(".json")).items() if key in told}
         if canonical_json(there) != canonical_json(told):
             stem.with_suffix(".json").unlink(missing_ok=True)  # it is of other ranks
-        parts = [pd.DataFrame(of, self.per_user.index).add_prefix(name) for name, of in numbers.items()]
-        write_table(stem.with_suffix(".parquet"), pd.concat([*([] if only_ranks else [self.per_user]), *parts], axis=1))
+        parts = [pd.DataFrame(of, per_user.index).add_prefix(name) for name, of in numbers.items()]
+        write_table(stem.with_suffix(".parquet"), pd.concat([per_user, *parts], axis=1), compact)
         told["table"] = file_hash(stem.with_suffix(".parquet"))
         write_json(stem.with_suffix(".json"), told, checked=True)
         return stem.with_suffix(".json")
@@ -109,18 +118,19 @@ class Evaluation:
                 raise ValueError(f"it is of the split {told['protocol']['split']!r:.80}")
         with reading(path, again):
             table = read_table(path, again)
+            table = table.set_index("user") if "user" in table else table
             if known.get("table") not in (None, file_hash(path)):
                 raise ValueError("it is not the table that the .json was written with")
             order, slates = (table.filter(regex=f"^{part}_") for part in ("rank", "slate"))
-            per_user = table.drop(columns=[*order, *slates])
-            if per_user.empty:  # only its ranks were kept
-                per_user = accuracy(order.to_numpy(), table.index)
+            per_user, ranks = table.drop(columns=[*order, *slates]).astype(float), order.to_numpy().astype(np.int32)
+            if not set(ACCURACY) & set(per_user):  # it is compact
+                per_user = accuracy(ranks, table.index).join(per_user)
             told["means"] = {name: told["means"][name] for name in dict.fromkeys([*per_user, *told["means"]])}
             wrong = [name for name in per_user if not np.isclose(per_user[name].mean(), told["means"][name], 1e-6)]
             if wrong or not len(order.columns):
                 raise ValueError(f"its ranks and means differ: {', '.join(wrong) or 'there are no ranks'}")
             slates = slates.to_numpy() if len(slates.columns) else None
-            return cls(per_user, **told, ranks=order.to_numpy(), slates=slates)
+            return cls(per_user, **told, ranks=ranks, slates=slates)
 
     def __repr__(self) -> str:
         numbers = ", ".join(f"{name} {value:.4f}" for name, value in self.means.items())

@@ -2,27 +2,33 @@
 
 `bach publish SWEEP` writes `outputs/published/<sweep>/<run>/`: the evaluation with the ranks of every user, from which
 intervals and paired tests can be computed again, the history, parameters, seconds, versions and the hash of the code.
-A point with a published record counts as done on every machine. Its values and data have to be the same; another
-version of the code may have made it, and the record says which.
+It can be called at any time: it adds what is finished and not yet published. A point with a published record counts as
+done on every machine. Its values and data have to be the same; another version of the code may have made it, and the
+record says which.
 """
 
 from __future__ import annotations
 
 import shutil
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from bachlib import BachError
 from bachlib.evaluate import Evaluation
 from bachlib.experiment.notebooks import METRICS, STATUS, stages
 from bachlib.experiment.settings import SINGLE, Experiment
-from bachlib.files import code_hash, project_root, read_json, whole_folder, write_json
-from bachlib.reading import expect, reading
+from bachlib.files import canonical_json, code_hash, project_root, read_json, whole_folder, write_json, write_table
+from bachlib.reading import expect, read_table, reading
 
 if TYPE_CHECKING:
     from bachlib.experiment.sweep import Point, Sweep
 
-KEPT = (METRICS, "environment.json", "history.parquet")  # as they are
+KEPT = (METRICS, "environment.json")  # as they are
+HISTORY = "history.parquet"
+RESTORE = "restore it, e.g. with git checkout, or remove its folder"
 
 
 def published_dir(*parts: str) -> Path:
@@ -31,17 +37,32 @@ def published_dir(*parts: str) -> Path:
 
 
 def publish(sweep: Sweep) -> list[Path]:
-    """Copy the records of the points that are done here; returns the new folders."""
-    if not (done := [point for point in sweep.points if point.is_done_here()]):
+    """Copy the records of the points that are done here and not published, in this sweep or another; the new folders.
+
+    A record of other data than the point's does not count; it is replaced.
+    """
+    known = {point.name: published(point) for point in sweep.points}
+    done = [point for point in sweep.points if point.is_done_here()]
+    if not done and not any(known.values()):
         raise BachError(f"no point of {sweep.file.name} is done here: bach sweep {sweep.file.name} runs them")
-    return [_publish(point, published_dir(sweep.file.name, point.name)) for point in done]
+    new = [point for point in done if not known[point.name] or _data_of(known[point.name]) != _data_of(point.folder)]
+    return [_publish(point, published_dir(sweep.file.name, point.name)) for point in new]
+
+
+def _data_of(folder: Path) -> Any:
+    return read_json(folder / "evaluation-test.json").get("protocol", {}).get("content_hash")
 
 
 def _publish(point: Point, target: Path) -> Path:
     stage = read_json(point.folder / STATUS)["notebooks"][SINGLE]
     values = {key: value for key, value in stage["values"].items() if key != "path"}  # of this machine
     with whole_folder(target) as folder:
-        Evaluation.load(point.folder).save(folder, only_ranks=True)
+        Evaluation.load(point.folder).save(folder, compact=True)
+        if (point.folder / HISTORY).exists():
+            history = read_table(point.folder / HISTORY)
+            for name in history.columns.drop(["epoch", "step"]):  # numbers, and a list of numbers per head
+                history[name] = history[name].map(np.float32)
+            write_table(folder / HISTORY, history, compact=True)
         for path in filter(Path.exists, map(point.folder.joinpath, KEPT)):
             shutil.copyfile(path, folder / path.name)
         told = {"seconds": stage["seconds"], "values": values, "code": code_hash()}
@@ -53,13 +74,20 @@ def published(point: Point) -> Path | None:
     """The folder of the point's published record, made by this or by another sweep."""
     wanted = _comparable(stages(point.p)[SINGLE])
     for path in sorted(published_dir().glob(f"*/*/{STATUS}")):  # the name of a run holds the hash of the code
-        with reading(path, "restore it, e.g. with git checkout, or remove its folder"):
-            if _comparable(read_json(path)["notebooks"][SINGLE]["values"]) == wanted:
+        if _values_of(path, path.stat().st_mtime_ns) == wanted:
+            with reading(path.parent / METRICS, RESTORE):
                 expect(read_json(path.parent / METRICS), {SINGLE: dict}, METRICS)
-                return path.parent
+            return path.parent
     return None
 
 
-def _comparable(values: dict[str, Any]) -> dict[str, Any]:
+@lru_cache(maxsize=10_000)
+def _values_of(path: Path, changed: int) -> str:
+    """The values of a record, read once as long as the file does not change."""
+    with reading(path, RESTORE):
+        return _comparable(read_json(path)["notebooks"][SINGLE]["values"])
+
+
+def _comparable(values: dict[str, Any]) -> str:
     """All parameters; those that a later version added have their defaults."""
-    return Experiment(**values).model_dump(exclude={"path", "name", "notebooks"})
+    return canonical_json(Experiment(**values).model_dump(exclude={"path", "name", "notebooks"}))

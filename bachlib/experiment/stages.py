@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import re
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ from bachlib import BachError
 from bachlib.data import Dataset, planted, prepare
 from bachlib.data.download import locate
 from bachlib.data.prepare import data_label, folder_name
-from bachlib.evaluate import Evaluation, diagnostics, evaluate
+from bachlib.evaluate import Evaluation, answers, diagnostics, evaluate
 from bachlib.experiment.settings import Experiment, experiment_of
 from bachlib.files import output_dir
 from bachlib.model.methods import METHODS, build
@@ -30,6 +31,8 @@ from bachlib.train.run import name_of_run
 
 KNOWN = "_names_of_parameters"  # a notebook's variable: which of its variables are parameters
 LITERAL = (str, int, float, bool, list, dict, type(None))
+SLATE = 10  # items of the slates of a point, for their diversity
+KNOWN_OF_PI = ("total variation", "same head", "error with another user's π")  # beside `diagnostics.summary`
 
 
 def settings(namespace: dict[str, Any]) -> Experiment:
@@ -124,11 +127,12 @@ def heads_of(p: Experiment) -> int:
 class Measured(NamedTuple):
     run: Run
     result: Evaluation
-    heads: dict[str, float]  # what `diagnostics.summary` says of the heads; empty for a method without any
+    heads: dict[str, float]  # what is known of the heads; empty for a method without any
+    cost: dict[str, float]  # CPU seconds per epoch with its validation; empty if the training was not made here at once
 
     @property
     def record(self) -> dict[str, float]:
-        return {name: round(value, 6) for name, value in {**self.result.means, **self.heads}.items()}
+        return {name: round(value, 6) for name, value in {**self.result.means, **self.heads, **self.cost}.items()}
 
 
 def measured(p: Experiment, quiet: bool = True) -> Measured:
@@ -137,11 +141,22 @@ def measured(p: Experiment, quiet: bool = True) -> Measured:
     Points that differ only in `serve_by` share the training; each keeps its ranks in a folder of its own.
     """
     dataset = prepared(p)
+    begun = (output_dir("runs", run_name(p, dataset)) / "run.json").exists()
+    start = time.process_time()
     run = trained(p.method, dataset, p)
-    result = evaluate(run, dataset, max_users=p.max_eval, serve_by=p.serve_by, quiet=quiet)
+    epochs = 0 if begun or p.method == "mostpop" else int(run.history["epoch"].max())
+    cost = {"CPU s per epoch": (time.process_time() - start) / epochs} if epochs else {}
+    result = evaluate(run, dataset, max_users=p.max_eval, slate=SLATE, serve_by=p.serve_by, quiet=quiet)
+    heads: dict[str, float] = {}
+    if p.method != "mostpop":
+        users = result.per_user.index[:2_000]
+        of = diagnostics.held_out(run.model, dataset, users.to_numpy())
+        heads = diagnostics.summary(run.model, dataset, users.to_numpy(), of=of)
+        if run.model.kernel:
+            for table in (answers.posterior_gap({"": of}), answers.calibration_controls({"": of})):
+                heads |= {name: value for name, value in table.iloc[0].items() if name in KNOWN_OF_PI}
+            result = result.joined(answers.worth_of_pi(of).set_index(users))
     folder = run.folder if p.serve_by == "density" else output_dir("runs", point_name(p))
     folder.mkdir(parents=True, exist_ok=True)
     result.save(folder)
-    users = result.per_user.index.to_numpy()[:2_000]
-    heads = diagnostics.summary(run.model, dataset, users) if p.method != "mostpop" else {}
-    return Measured(run, result, heads)
+    return Measured(run, result, heads, cost)
