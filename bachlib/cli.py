@@ -157,14 +157,17 @@ def publish(
     base: Annotated[list[str] | None, Option(help="instead of the file's, e.g. --base ml1m --base letter")] = None,
     set_: Annotated[list[str] | None, SET] = None,
 ) -> None:
-    """Copy the records of a sweep's finished points to outputs/published, which is under version control."""
+    """Add the records of a sweep's finished points to outputs/published, which is under version control."""
     from bachlib.experiment.published import publish as publish_records
+    from bachlib.experiment.published import published, published_dir
     from bachlib.experiment.settings import given
     from bachlib.experiment.sweep import read_sweep
 
     chosen = read_sweep(sweep, base=base, more=given(set_ or []))
     folders = publish_records(chosen)
-    typer.echo(f"{len(folders)} of {len(chosen.points)} records are published → {folders[0].parent}")
+    there = sum(published(point) is not None for point in chosen.points)
+    told = f"{len(folders)} new, {there} of {len(chosen.points)} records are published"
+    typer.echo(f"{told} → {published_dir(chosen.file.name)}")
 
 
 @app.command()

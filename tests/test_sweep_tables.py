@@ -8,6 +8,7 @@ import pytest
 
 from bachlib import BachError
 from bachlib.evaluate import Evaluation, paper
+from bachlib.evaluate.evaluation import accuracy
 from bachlib.evaluate.statistics import paired_bootstrap, sign_flips
 from bachlib.evaluate.tables import main_table, matched
 from bachlib.experiment import estimate, published
@@ -256,12 +257,18 @@ def test_a_published_record_counts_as_done_on_another_machine(sweep, tmp_path, m
     folders = published.publish(read_sweep(sweep))
     assert folders[0].parent == tmp_path / "outputs" / "published" / "partly"
     assert {folder.name for folder in folders} == set(found) and len(found) == 2
-    assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < 2 * 60_000
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < 2 * 20_000
+    assert published.publish(read_sweep(sweep)) == [], "they are there already"
     monkeypatch.setenv("BACH_OUTPUT_DIR", str(tmp_path / "another"))
     there, read = results(points)
     assert (there["status"] == "done").sum() == 2 and set(read) == set(found)
     for name, evaluation in read.items():
-        pd.testing.assert_frame_equal(evaluation.per_user, found[name].per_user)
+        of_ranks = [*accuracy(evaluation.ranks, evaluation.per_user.index)]
+        pd.testing.assert_frame_equal(evaluation.per_user[of_ranks], found[name].per_user[of_ranks])
+        kept, whole = evaluation.per_user, found[name].per_user
+        pd.testing.assert_frame_equal(kept, whole[[*kept]], rtol=2e-3, atol=1e-6)
+        assert {"diversity@10", "interests@10"} <= {*kept} and evaluation.about["cpu_s_per_epoch"] > 0
+        assert ("nats over one π" in kept) == (evaluation.method == "p-bach"), "only a mixture has a π"
         assert (evaluation.ranks == found[name].ranks).all() and evaluation.protocol == found[name].protocol
         assert there.loc[name, "AUPRC"] == table.loc[name, "AUPRC"]
         assert there.loc[name, "seconds"] == table.loc[name, "seconds"]

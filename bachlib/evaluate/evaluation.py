@@ -39,6 +39,7 @@ ACCURACY = {f"R@{k}": partial(metrics.recall_of_ranks, k=k) for k in (10, 50, 10
     "AUPRC": metrics.average_precision_of_ranks,
     "AP@100": partial(metrics.average_precision_of_ranks, k=100),
 }
+OF_USERS = "^(diversity|interests|nats)"  # columns of a compact file beside the ranks
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,15 +83,15 @@ class Evaluation:
     def save(self, folder: str | Path, *, compact: bool = False) -> Path:
         """Write evaluation-<split>.parquet and .json into a run folder; `Evaluation.load` reads them.
 
-        `compact`: a small file, from which the metrics of ranks are computed again. It has no slates, and three digits
-        of what else is known of each user.
+        `compact`: a small file, from which the metrics of ranks are computed again. It has no slates, and of what else
+        is known of each user three digits of `OF_USERS`; the means are kept.
         """
         stem = Path(folder) / f"evaluation-{self.protocol['split']}"
         per_user, means = self.per_user, self.means
         numbers = {"rank_": self.ranks.astype(np.min_scalar_type(int(self.ranks.max())) if compact else np.int32)}
         numbers |= {} if self.slates is None or compact else {"slate_": self.slates}
         if compact:
-            per_user = per_user.drop(columns=[*ACCURACY], errors="ignore").astype(np.float16)
+            per_user = per_user.filter(regex=OF_USERS).astype(np.float16)
             means = means | per_user.astype(float).mean().to_dict()
         told = {"means": means, "protocol": self.protocol, "about": self.about}
         there = {key: x for key, x in read_json(stem.with_suffix(".json")).items() if key in told}

@@ -41,16 +41,14 @@ def publish(sweep: Sweep) -> list[Path]:
 
     A record of other data than the point's does not count; it is replaced.
     """
-    known = {point.name: published(point) for point in sweep.points}
-    done = [point for point in sweep.points if point.is_done_here()]
-    if not done and not any(known.values()):
+    if not (done := [point for point in sweep.points if point.is_done_here()]):
         raise BachError(f"no point of {sweep.file.name} is done here: bach sweep {sweep.file.name} runs them")
-    new = [point for point in done if not known[point.name] or _data_of(known[point.name]) != _data_of(point.folder)]
+    new = [point for point in done if _data_of(published(point)) != _data_of(point.folder)]
     return [_publish(point, published_dir(sweep.file.name, point.name)) for point in new]
 
 
-def _data_of(folder: Path) -> Any:
-    return read_json(folder / "evaluation-test.json").get("protocol", {}).get("content_hash")
+def _data_of(folder: Path | None) -> Any:
+    return folder and read_json(folder / "evaluation-test.json").get("protocol", {}).get("content_hash")
 
 
 def _publish(point: Point, target: Path) -> Path:

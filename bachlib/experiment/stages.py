@@ -14,6 +14,7 @@ import ast
 import re
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -128,25 +129,26 @@ class Measured(NamedTuple):
     run: Run
     result: Evaluation
     heads: dict[str, float]  # what is known of the heads; empty for a method without any
-    cost: dict[str, float]  # CPU seconds per epoch with its validation; empty if the training was not made here at once
 
     @property
     def record(self) -> dict[str, float]:
-        return {name: round(value, 6) for name, value in {**self.result.means, **self.heads, **self.cost}.items()}
+        return {name: round(value, 6) for name, value in {**self.result.means, **self.heads}.items()}
 
 
 def measured(p: Experiment, quiet: bool = True) -> Measured:
     """One point of a sweep: train the method, rank its test items, describe its heads. The run folder keeps it all.
 
-    Points that differ only in `serve_by` share the training; each keeps its ranks in a folder of its own.
+    Points that differ only in `serve_by` share the training; each keeps its ranks in a folder of its own. The CPU
+    seconds of an epoch with its validation are known if this call made the whole training.
     """
     dataset = prepared(p)
     begun = (output_dir("runs", run_name(p, dataset)) / "run.json").exists()
     start = time.process_time()
     run = trained(p.method, dataset, p)
     epochs = 0 if begun or p.method == "mostpop" else int(run.history["epoch"].max())
-    cost = {"CPU s per epoch": (time.process_time() - start) / epochs} if epochs else {}
+    cost = {"cpu_s_per_epoch": round((time.process_time() - start) / epochs, 2)} if epochs else {}
     result = evaluate(run, dataset, max_users=p.max_eval, slate=SLATE, serve_by=p.serve_by, quiet=quiet)
+    result = replace(result, about=result.about | cost)
     heads: dict[str, float] = {}
     if p.method != "mostpop":
         users = result.per_user.index[:2_000]
@@ -159,4 +161,4 @@ def measured(p: Experiment, quiet: bool = True) -> Measured:
     folder = run.folder if p.serve_by == "density" else output_dir("runs", point_name(p))
     folder.mkdir(parents=True, exist_ok=True)
     result.save(folder)
-    return Measured(run, result, heads, cost)
+    return Measured(run, result, heads)

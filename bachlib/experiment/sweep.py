@@ -185,8 +185,9 @@ def expand(file: SweepFile, path: Path) -> list[Point]:
     """The points of a sweep in the order of its file (several grids: by seed), each training once."""
     points: dict[str, Point] = {}
     bases = chains(file.base, path)
+    places = [dict(zip(grid, chosen, strict=True)) for grid in file.grids for chosen in product(*grid.values())]
     for base, *overlays in bases:
-        for where in (dict(zip(grid, chosen, strict=True)) for grid in file.grids for chosen in product(*grid.values())):
+        for where in places:
             more = {**file.set, **where, "notebooks": [SINGLE]}
             try:
                 p = read_experiment(base, more, overlays)
