@@ -22,6 +22,7 @@ IN_THE_CLONE = {
     "run": ("lab", "papermill", "plotly", "distributed"),
     "sweep": ("sweep", "distributed", "papermill"),
     "publish": ("lab", "papermill"),
+    "tables": ("lab", "papermill"),
     "report": ("lab", "papermill", "plotly"),
     "sync": ("lab", "jupytext", "papermill"),
     "figures": ("lab", "plotly", "kaleido"),
@@ -156,6 +157,7 @@ def publish(
     sweep: Annotated[Path, Argument(help="a file of params/sweeps, its name, or a folder in outputs/sweeps")],
     base: Annotated[list[str] | None, Option(help="instead of the file's, e.g. --base ml1m --base letter")] = None,
     set_: Annotated[list[str] | None, SET] = None,
+    report: Annotated[bool, Option("--report", help="only execute 09_sweep_report on what is published")] = False,
 ) -> None:
     """Add the records of a sweep's finished points to outputs/published, which is under version control."""
     from bachlib.experiment.published import publish as publish_records
@@ -164,10 +166,25 @@ def publish(
     from bachlib.experiment.sweep import read_sweep
 
     chosen = read_sweep(sweep, base=base, more=given(set_ or []))
+    if report:
+        from bachlib.experiment.report import publish_report
+
+        typer.echo(f"→ {publish_report(chosen)}")
+        return
     folders = publish_records(chosen)
     there = sum(published(point) is not None for point in chosen.points)
     told = f"{len(folders)} new, {there} of {len(chosen.points)} records are published"
     typer.echo(f"{told} → {published_dir(chosen.file.name)}")
+
+
+@app.command()
+def tables() -> None:
+    """Write the README's tables and verdicts from the published records, and say how much is published."""
+    from bachlib.experiment import evidence
+
+    changed = evidence.write_tables()
+    typer.echo(evidence.progress().to_string())
+    typer.echo(f"README.md {'has new tables' if changed else 'agrees with the records'}")
 
 
 @app.command()

@@ -42,6 +42,7 @@ class Effect(NamedTuple):
     enough: bool
     paper: tuple[float, float] = (np.nan, np.nan)  # the paper's number, between its bounds by rounding
     percent: bool = True  # a relative gain
+    sampled: bool = True  # an interval; else the smallest and the largest of the trainings
 
     @property
     def verdict(self) -> str:
@@ -49,7 +50,8 @@ class Effect(NamedTuple):
 
     @property
     def smallest(self) -> float:
-        return POWER * (self.found.high - self.found.low) / 2
+        """The smallest effect that this data could have shown, as a distance from a border of the claim."""
+        return np.nan if not self.sampled else POWER * (self.found.high - self.found.low) / 2
 
     def told(self, value: float, signed: bool = True) -> str:
         if not np.isfinite(value):

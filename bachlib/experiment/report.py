@@ -5,6 +5,7 @@ A training is shown by the notebook `report`, a sweep by `09_sweep_report`; a ru
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from bachlib import BachError
 from bachlib.experiment.notebooks import METRICS, PARAMS, STATUS, execute
+from bachlib.experiment.published import published_dir
 from bachlib.experiment.settings import notebook_folder, read_yaml
-from bachlib.experiment.sweep import FILE, found_at, is_sweep, keep, read_sweep
+from bachlib.experiment.sweep import FILE, Sweep, found_at, is_sweep, keep, read_sweep
+from bachlib.experiment.sync import without_traces
 from bachlib.experiment.workers import environment
 from bachlib.files import RUN_DIR, read_json, write_text
 from bachlib.reading import expect, plain_name, reading
@@ -66,12 +69,25 @@ def report_sweep(path: str | Path) -> Path:
     return _written(folder, _executed("09_sweep_report", folder, values, record_in=str(folder)), title)
 
 
-def _executed(name: str, folder: Path, values: dict[str, Any], record_in: str) -> nbformat.NotebookNode:
+def publish_report(sweep: Sweep) -> Path:
+    """Execute 09_sweep_report into the folder of a sweep's published records; returns where it is.
+
+    It runs in an empty outputs folder, so that it shows what everybody sees who has the records.
+    """
+    target = published_dir(sweep.file.name, "09_sweep_report.ipynb")
+    with tempfile.TemporaryDirectory() as empty, environment(BACH_OUTPUT_DIR=empty):
+        values = {"sweep": sweep.file.name, "complete": False}
+        notebook = without_traces(_executed("09_sweep_report", Path(empty), values, record_in="", lessons=False))
+    write_text(target, nbformat.writes(notebook) + "\n")
+    return target
+
+
+def _executed(name: str, folder: Path, values: dict[str, Any], record_in: str, **how: Any) -> nbformat.NotebookNode:
     source, target = (where / f"{name}.ipynb" for where in (notebook_folder(), folder))
     if not source.exists():
         raise BachError(f"{source} does not exist: `bach report` needs the notebooks of the project; run it in a clone")
     with environment(**{RUN_DIR: record_in}):
-        execute(source, target, values, cwd=Path.cwd())  # so that paths mean the same
+        execute(source, target, values, cwd=Path.cwd(), **how)  # so that paths mean the same
     return read_notebook(target)
 
 

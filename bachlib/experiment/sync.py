@@ -35,7 +35,7 @@ def sync(force: bool = False, only: list[str] | None = None) -> list[str]:
                 nbformat.write(made, scratch)
                 with environment(BACH_OUTPUT_DIR=empty):
                     execute(scratch, scratch, {})
-                made = _without_traces(nbformat.read(scratch, as_version=4))
+                made = without_traces(nbformat.read(scratch, as_version=4))
                 executed.append(name)
             elif not without_twin(old):
                 continue
@@ -49,7 +49,7 @@ def sync(force: bool = False, only: list[str] | None = None) -> list[str]:
     return executed
 
 
-def _without_traces(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+def without_traces(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """Drop what papermill notes about the machine and the moment, so that only results are committed."""
     for key in ("papermill", "widgets", "language_info"):
         notebook.metadata.pop(key, None)

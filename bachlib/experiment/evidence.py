@@ -1,0 +1,153 @@
+"""The evidence: all published records of the planned trainings, as the claims ledger and the README's tables use them.
+
+`TIERS` are the sweeps of `params/sweeps` for the paper's claims, `ABLATIONS` those with one switch changed. They are
+read from the published records alone: no log, no weights, no training. What is not published yet is named.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from functools import lru_cache
+from pathlib import Path
+
+import pandas as pd
+
+from bachlib import BachError
+from bachlib.evaluate import Evaluation
+from bachlib.evaluate.claims import CLAIMS, Evidence, Result, ledger
+from bachlib.evaluate.tables import Table, main_table
+from bachlib.evaluate.verdicts import NOTHING, Effect, of_all
+from bachlib.experiment.published import HISTORY, published
+from bachlib.experiment.settings import Experiment
+from bachlib.experiment.sweep import Point, read_sweep, record_in
+from bachlib.files import project_root, write_text
+from bachlib.reading import read_table
+
+TIERS = [
+    "evidence-1-methods", "evidence-2-all-targets", "evidence-3-heads", "evidence-4a-journey-types",
+    "evidence-4b-journey-products",
+]  # fmt: skip
+ABLATIONS = [
+    "ablation-posterior", "ablation-through-gamma", "ablation-temper", "ablation-kappa", "ablation-pi", "serving",
+    "ablation-log-q", "ablation-false-negatives", "ablation-svd-on", "ablation-history", "ablation-ties",
+    "ablation-cls-scale", "neighbours", "ablation-hybrid",
+]  # fmt: skip
+
+
+def setting_of(p: Experiment) -> str:
+    """The log and the targets of an experiment, in words."""
+    items = f" by {p.items}" if p.source == "complete-journey" else ""
+    return f"{p.source}{items}{', all targets' if p.targets == 'all' else ''}"
+
+
+@lru_cache(maxsize=1_000)
+def _result(folder: Path, setting: str, method: str, k: int) -> Result:
+    history = read_table(folder / HISTORY) if (folder / HISTORY).exists() else None
+    return Result(setting, method, k, Evaluation.load(folder), record_in(folder), history)
+
+
+def results_of(points: list[Point]) -> dict[str, Result]:
+    """The published results of the points that have one, by the name of the point."""
+    found = {point.name: (point.p, published(point)) for point in points}
+    return {name: _result(at, setting_of(p), p.method, p.k) for name, (p, at) in found.items() if at}
+
+
+def evidence() -> Evidence:
+    """All tiers; a training that is in two of them counts once."""
+    points = {point.name: point for name in TIERS for point in read_sweep(name).points}
+    planned = Counter((setting_of(point.p), point.p.method, point.p.k) for point in points.values())
+    return Evidence([*results_of([*points.values()]).values()], planned)
+
+
+def table_of(found: Evidence, setting: str) -> Table | None:
+    """The main table of a setting, from what is published of it; k of each method by its validation AUPRC."""
+    there = [r.evaluation for r in found.results if r.setting == setting and r.k in _K_OF_TABLES]
+    return main_table(there) if there else None
+
+
+def seeds_missing(found: Evidence, setting: str) -> dict[str, tuple[int, int]]:
+    """Method (and k of a codebook) → published and planned trainings, where some are missing."""
+    cells = [(m, k) for at, m, k in found.planned if at == setting and k in _K_OF_TABLES]
+    counts = {cell: (len(found.of(setting, cell)), found.planned[setting, *cell]) for cell in cells}
+    several = {m for m, _ in cells if sum(m == other for other, _ in cells) > 1}
+    return {f"{m}, k = {k}" if m in several else m: of for (m, k), of in counts.items() if of[0] < of[1]}
+
+
+def progress() -> pd.DataFrame:
+    """How many trainings of each sweep are published."""
+    points = {name: read_sweep(name).points for name in (*TIERS, *ABLATIONS)}
+    rows = {name: (len(of), sum(published(point) is not None for point in of)) for name, of in points.items()}
+    return pd.DataFrame.from_dict(rows, "index", columns=["planned", "published"]).rename_axis("sweep")
+
+
+# ------------------------------------------------------------------------------------------- the README's tables
+
+MAIN_SETTING = "movielens-1m"
+EARLY = ("mostpop", "standard", "all-multihead", "p-bach")  # the rows of the table of five epochs
+_K_OF_TABLES = {1, 8, 64, 128}
+_BLOCK = re.compile(r"(<!-- evidence -->\n).*?(<!-- /evidence -->)", re.S)
+_EARLY = re.compile(r"<!-- until the evidence is complete -->\n.*?<!-- /until -->\n+", re.S)
+
+
+def markdown(found: Evidence) -> str:
+    """The README's tables: methods with the number of trainings beside their numbers, then the verdicts."""
+    made, missing = table_of(found, MAIN_SETTING), seeds_missing(found, MAIN_SETTING)
+    planned = sum(n for (at, _, k), n in found.planned.items() if at == MAIN_SETTING and k in _K_OF_TABLES)
+    there = planned - sum(n - has for has, n in missing.values())
+    lines = [
+        f"MovieLens-1M, k = 8, trained until validation stopped rising; {there} of {planned} trainings are on record:"
+    ]
+    if made is not None:
+        cells = made.cells()
+        seeds = made.numbers.groupby("method", sort=False)["seeds"].first()
+        cells.insert(0, "trainings", seeds.reindex(made.numbers["method"].unique()).to_numpy())
+        rule = "| " + " | ".join(["---"] * (1 + len(cells.columns))) + " |"
+        rows = [f"| {' | '.join(map(str, row))} |" for row in cells.reset_index().to_numpy()]
+        lines += ["", f"| {' | '.join(['method', *cells])} |", rule, *rows, "", made.caption]
+    if missing:
+        told = ", ".join(f"{name} {has} of {n}" for name, (has, n) in missing.items())
+        lines += ["", f"Still missing: {told}."]
+    judged = {number: of.get(MAIN_SETTING, []) for number, of in ledger(found).items()}
+    known = {number: effects for number, effects in judged.items() if {e.verdict for e in effects} - {NOTHING}}
+    if known:
+        lines += ["", "| claim of the paper | verdict | effects |", "| --- | --- | --- |"]
+    for number, effects in known.items():
+        title, said = CLAIMS[number - 1].title, of_all(e.verdict for e in effects)
+        lines.append(f"| {number}. {title} | {said} | {counted(effects)} |")
+    if rest := [str(number) for number in judged if number not in known]:
+        lines += [
+            "",
+            f"No verdict yet on {len(rest)} of {len(judged)} claims (number {', '.join(rest)}): too few records.",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def counted(effects: list[Effect]) -> str:
+    """How many of the effects have which verdict: "3 of 12 confirmed, 9 of 12 no records yet"."""
+    counts = Counter(e.verdict for e in effects)
+    return ", ".join(f"{n} of {len(effects)} {verdict}" for verdict, n in counts.items())
+
+
+def is_complete(found: Evidence) -> bool:
+    """Are there enough trainings of the methods in the table of five epochs?"""
+    at = MAIN_SETTING
+    cells = [(method, k) for method in EARLY for k in found.ks(at, method) if k in _K_OF_TABLES]
+    return all(found.enough(at, cell, found.of(at, cell)) for cell in cells)
+
+
+def with_tables(text: str, found: Evidence) -> str:
+    """A README with its tables as the records are; what is marked as early goes when they are complete."""
+    if not _BLOCK.search(text):
+        raise BachError("README.md has no <!-- evidence --> … <!-- /evidence --> to write the tables into")
+    text = _BLOCK.sub(lambda block: block[1] + markdown(found) + block[2], text)
+    return _EARLY.sub("", text) if is_complete(found) else text
+
+
+def write_tables() -> bool:
+    """Bring the README's tables in line with the published records; did they change?"""
+    path = project_root() / "README.md"
+    text = path.read_text(encoding="utf-8")
+    if (new := with_tables(text, evidence())) != text:
+        write_text(path, new)
+    return new != text
