@@ -107,7 +107,7 @@ def _paired(columns: Sequence[Values]) -> list[Values]:
     return [values[:, there] for values in columns]
 
 
-def _compared(
+def compared(
     e: Evidence, setting: Setting, ours: Cell, theirs: Cell, metric: str,
     of: Callable[[Comparison], Interval] = lambda both: both.gain, **more,
 ) -> Effect:  # fmt: skip
@@ -138,7 +138,7 @@ def _bach_over_all(e: Evidence, setting: Setting) -> Iterator[Effect]:
         for method in BACH:
             for metric in ("AUPRC", "R@10"):
                 told = _theirs(method, "all-multihead", metric, k)
-                yield _compared(e, setting, (method, k), ("all-multihead", k), metric, paper=told)
+                yield compared(e, setting, (method, k), ("all-multihead", k), metric, paper=told)
 
 
 def _all_over_pos(e: Evidence, setting: Setting) -> Iterator[Effect]:
@@ -146,7 +146,7 @@ def _all_over_pos(e: Evidence, setting: Setting) -> Iterator[Effect]:
     for k in ks:
         for metric in ("AUPRC", "R@100"):
             told = paper.gain(LIKE, "all-multihead", "pos-multihead", metric, k)[1:]
-            yield _compared(e, setting, ("all-multihead", k), ("pos-multihead", k), metric, paper=told)
+            yield compared(e, setting, ("all-multihead", k), ("pos-multihead", k), metric, paper=told)
     if len(ks) > 1:
         low, high = ks[0], ks[-1]
         cells = [(method, k) for k in (high, low) for method in ("all-multihead", "pos-multihead")]
@@ -164,7 +164,7 @@ def _order(e: Evidence, setting: Setting) -> Iterator[Effect]:
     known = [method for method in FAMILIES if e.ks(setting, method)]
     for lower, higher in pairwise(known):
         cells = [(method, min(e.ks(setting, method))) for method in (higher, lower)]
-        yield _compared(e, setting, *cells, "AUPRC", paper=_theirs(higher, lower, "AUPRC"))
+        yield compared(e, setting, *cells, "AUPRC", paper=_theirs(higher, lower, "AUPRC"))
 
 
 def _kappa(e: Evidence, setting: Setting) -> Iterator[Effect]:
@@ -175,16 +175,14 @@ def _kappa(e: Evidence, setting: Setting) -> Iterator[Effect]:
             largest = [float(r.history["kappa_max"].max()) for r in found]
             told = Interval(np.median(largest), min(largest), max(largest)) if largest else NO_INTERVAL
             enough = e.enough(setting, (method, k), found)
-            yield Effect(
-                setting, f"largest κ of a training, {method}, k = {k}", told, (0.0, 2.0 * high), (len(found),), enough,
-                (low, high), percent=False, sampled=False,
-            )  # fmt: skip
+            what, more = f"largest κ of a training, {method}, k = {k}", {"percent": False, "sampled": False}
+            yield Effect(setting, what, told, (0.0, 2.0 * high), (len(found),), enough, (low, high), **more)
 
 
 def _kernels(e: Evidence, setting: Setting) -> Iterator[Effect]:
     for k in e.ks(setting, *BACH):
         told = _theirs("v-bach", "p-bach", "AUPRC", k)
-        yield _compared(e, setting, ("v-bach", k), ("p-bach", k), "AUPRC", claimed=(-EQUAL, EQUAL), paper=told)
+        yield compared(e, setting, ("v-bach", k), ("p-bach", k), "AUPRC", claimed=(-EQUAL, EQUAL), paper=told)
 
 
 def _codebook(e: Evidence, setting: Setting) -> Iterator[Effect]:
@@ -194,11 +192,11 @@ def _codebook(e: Evidence, setting: Setting) -> Iterator[Effect]:
             cell = shared, k
             for metric in paper.MAIN if e.ks(setting, "mostpop") else ():
                 told = paper.gain(LIKE, shared, "mostpop", metric)[1:] if k >= 128 else (np.nan, np.nan)
-                effect = _compared(e, setting, cell, ("mostpop", 1), metric, _ratio, claimed=(2.0, 5.0))
+                effect = compared(e, setting, cell, ("mostpop", 1), metric, _ratio, claimed=(2.0, 5.0))
                 yield effect._replace(paper=(told[0] + 1, told[1] + 1), percent=False)
             for own in e.ks(setting, method)[:1]:
                 told = _theirs(method, shared, "AUPRC")
-                yield _compared(e, setting, (method, own), cell, "AUPRC", paper=told)
+                yield compared(e, setting, (method, own), cell, "AUPRC", paper=told)
 
 
 def _ratio(both: Comparison) -> Interval:
@@ -238,19 +236,15 @@ def _calibration(e: Evidence, setting: Setting) -> Iterator[Effect]:
             known = [r for r in e.of(setting, cell) if control in r.numbers]
             ratio = [r.numbers[own] / r.numbers[control] for r in known]
             what, enough = f"{method}, k = {k}", e.enough(setting, cell, known)
-            yield Effect(
-                setting, f"error of π_u / error of another user's π, {what}", over_trainings(ratio, [0.0, 0.0]),
-                (0.0, 0.5), (len(known),), enough, percent=False,
-            )  # fmt: skip
+            told, found = f"error of π_u / error of another user's π, {what}", over_trainings(ratio, [0.0, 0.0])
+            yield Effect(setting, told, found, (0.0, 0.5), (len(known),), enough, percent=False)
             for column in ("nats over one π", "nats over another π"):
                 with_it, found = e.of(setting, cell, column), NO_INTERVAL
                 if with_it:
                     (values,) = _paired([_values(with_it, column)])
                     found = interval(values.mean(), draws([values])[:, 0])
                 enough = e.enough(setting, cell, with_it)
-                yield Effect(
-                    setting, f"{what}, {column}", found, ABOVE, (len(with_it),), enough, percent=False
-                )  # fmt: skip
+                yield Effect(setting, f"{what}, {column}", found, ABOVE, (len(with_it),), enough, percent=False)
 
 
 def _top(e: Evidence, setting: Setting) -> Iterator[Effect]:
@@ -276,7 +270,7 @@ def _diversity(e: Evidence, setting: Setting) -> Iterator[Effect]:
         for other in ("standard", "all-multihead"):
             at = 1 if other == "standard" else k
             for column in ("diversity@10", "interests@10") if at in e.ks(setting, other) else ():
-                yield _compared(e, setting, ("p-bach", k), (other, at), column)
+                yield compared(e, setting, ("p-bach", k), (other, at), column)
 
 
 CLAIMS = (

@@ -15,10 +15,13 @@ import pandas as pd
 
 from bachlib import BachError
 from bachlib.evaluate import Evaluation
-from bachlib.evaluate.claims import CLAIMS, Evidence, Result, ledger
+from bachlib.evaluate.claims import CLAIMS, Evidence, Result, compared, ledger
+from bachlib.evaluate.statistics import Interval
 from bachlib.evaluate.tables import Table, main_table
+from bachlib.evaluate.traits import SESSIONS, SPREAD
 from bachlib.evaluate.verdicts import NOTHING, Effect, of_all
-from bachlib.experiment.published import HISTORY, published
+from bachlib.evaluate.worlds import OURS, THEIRS, gain_table
+from bachlib.experiment.published import HISTORY, published, traits_of
 from bachlib.experiment.settings import Experiment
 from bachlib.experiment.sweep import Point, read_sweep, record_in
 from bachlib.files import project_root, write_text
@@ -33,6 +36,9 @@ ABLATIONS = [
     "ablation-log-q", "ablation-false-negatives", "ablation-svd-on", "ablation-history", "ablation-ties",
     "ablation-cls-scale", "neighbours", "ablation-hybrid",
 ]  # fmt: skip
+
+
+WORLDS = "where-a-mixture-pays"
 
 
 def setting_of(p: Experiment) -> str:
@@ -79,6 +85,49 @@ def progress() -> pd.DataFrame:
     points = {name: read_sweep(name).points for name in (*TIERS, *ABLATIONS)}
     rows = {name: (len(of), sum(published(point) is not None for point in of)) for name, of in points.items()}
     return pd.DataFrame.from_dict(rows, "index", columns=["planned", "published"]).rename_axis("sweep")
+
+
+def ablation(name: str) -> list[tuple[str, Table]]:
+    """The tables of an ablation, by the log as it was prepared: another preparation cannot be paired by user."""
+    sweep, by_data = read_sweep(name), {}
+    for point in sweep.points:
+        if r := results_of([point]).get(point.name):
+            by_data.setdefault(r.evaluation.protocol["content_hash"], []).append((point.p.ties, r.evaluation))
+    return [(of[0][0], main_table([e for _, e in of], sweep.file.baseline)) for of in by_data.values()]
+
+
+def ablation_gains() -> pd.DataFrame:
+    """What each switch changes: the gain in AUPRC over the first setting of its sweep, with interval and trainings."""
+    rows = []
+    for name in ABLATIONS:
+        for _, made in ablation(name):
+            of = made.numbers[(made.numbers["metric"] == "AUPRC") & (made.numbers["method"] != made.baseline)]
+            kept = of[["method", "gain", "gain_low", "gain_high", "seeds"]].itertuples(index=False)
+            rows += [[name, f"{row[0]} over {made.baseline}", *row[1:]] for row in kept]
+    return pd.DataFrame(rows, columns=["sweep", "name", "gain", "low", "high", "trainings"])
+
+
+def worlds() -> pd.DataFrame:
+    """The draws of planted worlds whose records and traits are published (`worlds.gain_table`)."""
+    points = read_sweep(WORLDS).points
+    found = results_of(points)
+    runs = [
+        (point.p.model_dump() | told, found[point.name].evaluation)
+        for point in points if point.name in found and (told := traits_of(point))
+    ]  # fmt: skip
+    return gain_table(runs)
+
+
+def logs(found: Evidence) -> dict[str, tuple[float, float, Interval | None]]:
+    """Where the real logs stand on the map: their published traits, and the gain of p-BACH over one vector there."""
+    placed = {}
+    for name in TIERS:
+        for point in read_sweep(name).points:
+            setting = setting_of(point.p)
+            if setting not in placed and (told := traits_of(point)):
+                effect = compared(found, setting, (OURS, 8), (THEIRS[0], 1), "AUPRC")
+                placed[setting] = told[SPREAD], told[SESSIONS], effect.found if effect.enough else None
+    return placed
 
 
 # ------------------------------------------------------------------------------------------- the README's tables

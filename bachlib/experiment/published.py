@@ -17,17 +17,29 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bachlib import BachError
+from bachlib.data import Dataset
 from bachlib.evaluate import Evaluation
+from bachlib.evaluate.traits import traits
 from bachlib.experiment.notebooks import METRICS, STATUS, stages
 from bachlib.experiment.settings import SINGLE, Experiment
-from bachlib.files import canonical_json, code_hash, project_root, read_json, whole_folder, write_json, write_table
+from bachlib.experiment.stages import data_name
+from bachlib.files import (
+    canonical_json,
+    code_hash,
+    output_dir,
+    project_root,
+    read_json,
+    whole_folder,
+    write_json,
+    write_table,
+)
 from bachlib.reading import expect, read_table, reading
 
 if TYPE_CHECKING:
     from bachlib.experiment.sweep import Point, Sweep
 
 KEPT = (METRICS, "environment.json")  # as they are
-HISTORY = "history.parquet"
+HISTORY, TRAITS = "history.parquet", "traits.json"
 RESTORE = "restore it, e.g. with git checkout, or remove its folder"
 
 
@@ -39,8 +51,10 @@ def published_dir(*parts: str) -> Path:
 def publish(sweep: Sweep) -> list[Path]:
     """Copy the records of the points that are done here and not published, in this sweep or another; the new folders.
 
-    A record of other data than the point's does not count; it is replaced.
+    A record of other data than the point's does not count; it is replaced. The traits of data that is prepared here are
+    published, too.
     """
+    _publish_traits(sweep)
     if not (done := [point for point in sweep.points if point.is_done_here()]):
         raise BachError(f"no point of {sweep.file.name} is done here: bach sweep {sweep.file.name} runs them")
     new = [point for point in done if _data_of(published(point)) != _data_of(point.folder)]
@@ -49,6 +63,26 @@ def publish(sweep: Sweep) -> list[Path]:
 
 def _data_of(folder: Path | None) -> Any:
     return folder and read_json(folder / "evaluation-test.json").get("protocol", {}).get("content_hash")
+
+
+def _publish_traits(sweep: Sweep) -> None:
+    path = published_dir(sweep.file.name, TRAITS)
+    known = read_json(path)
+    names = dict.fromkeys(data_name(point.p) for point in sweep.points)
+    here = {name: output_dir("data", name) for name in names if (output_dir("data", name) / "meta.json").exists()}
+    if new := {name: traits(Dataset.load(folder)) for name, folder in here.items() if name not in known}:
+        write_json(path, known | new)
+
+
+def traits_of(point: Point) -> dict[str, float]:
+    """The published traits of the point's log; empty if there are none."""
+    found = sorted(published_dir().glob(f"*/{TRAITS}"))
+    return next((known[data_name(point.p)] for path in found if data_name(point.p) in (known := _read(path))), {})
+
+
+@lru_cache
+def _read(path: Path) -> dict[str, Any]:
+    return read_json(path)
 
 
 def _publish(point: Point, target: Path) -> Path:

@@ -9,6 +9,7 @@ all of them for a dark page.
 from bachlib.show.plots.answers import (
     calibration_controls, diversity_and_recall, genre_coverage, gradient_noise, posterior_gap, shuffle_test,
 )
+from bachlib.show.plots.claims import effects, gains, learning, mixture_map, plane_of_worlds, verdicts
 from bachlib.show.plots.data import bars, funnel, long_tail, proportions, sequence_lengths, spectrum, timeline, windows
 from bachlib.show.plots.evaluate import (
     calibration_curves, gain_by_depth, paper_and_ours, recall_curves, trap_changes, wins_and_losses,
