@@ -11,6 +11,7 @@ from bachlib.evaluate import Evaluation, paper
 from bachlib.evaluate.evaluation import accuracy
 from bachlib.evaluate.statistics import paired_bootstrap, sign_flips
 from bachlib.evaluate.tables import main_table, matched
+from bachlib.evaluate.traits import SPREAD
 from bachlib.experiment import estimate, published
 from bachlib.experiment.notebooks import STATUS
 from bachlib.experiment.report import report_sweep
@@ -259,6 +260,7 @@ def test_a_published_record_counts_as_done_on_another_machine(sweep, tmp_path, m
     assert {folder.name for folder in folders} == set(found) and len(found) == 2
     assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < 2 * 20_000
     assert published.publish(read_sweep(sweep)) == [], "they are there already"
+    assert 0 < published.traits_of(points[0])[SPREAD] < 1.2
     monkeypatch.setenv("BACH_OUTPUT_DIR", str(tmp_path / "another"))
     there, read = results(points)
     assert (there["status"] == "done").sum() == 2 and set(read) == set(found)

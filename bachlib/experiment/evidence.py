@@ -11,6 +11,7 @@ from collections import Counter
 from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from bachlib import BachError
@@ -39,6 +40,8 @@ ABLATIONS = [
 
 
 WORLDS = "where-a-mixture-pays"
+LEVEL = 0.95  # of the best validation AUPRC of the reference
+REFERENCE = "standard"
 
 
 def setting_of(p: Experiment) -> str:
@@ -87,24 +90,59 @@ def progress() -> pd.DataFrame:
     return pd.DataFrame.from_dict(rows, "index", columns=["planned", "published"]).rename_axis("sweep")
 
 
-def ablation(name: str) -> list[tuple[str, Table]]:
-    """The tables of an ablation, by the log as it was prepared: another preparation cannot be paired by user."""
-    sweep, by_data = read_sweep(name), {}
-    for point in sweep.points:
-        if r := results_of([point]).get(point.name):
-            by_data.setdefault(r.evaluation.protocol["content_hash"], []).append((point.p.ties, r.evaluation))
-    return [(of[0][0], main_table([e for _, e in of], sweep.file.baseline)) for of in by_data.values()]
+def ablation(name: str) -> list[Table]:
+    """The tables of an ablation: one per method, against its first setting; of methods against each other if nothing
+    else varies. Another preparation of the log has a table of its own: its users cannot be paired."""
+    sweep, groups = read_sweep(name), {}
+    switched = set(sweep.file.varied) - {"method", "seed"}
+    for r in results_of(sweep.points).values():
+        method = r.method if switched else sweep.file.baseline
+        groups.setdefault((r.evaluation.protocol["content_hash"], method), []).append(r.evaluation)
+    return [main_table(of, method) for (_, method), of in groups.items()]
 
 
 def ablation_gains() -> pd.DataFrame:
     """What each switch changes: the gain in AUPRC over the first setting of its sweep, with interval and trainings."""
     rows = []
     for name in ABLATIONS:
-        for _, made in ablation(name):
+        for made in ablation(name):
             of = made.numbers[(made.numbers["metric"] == "AUPRC") & (made.numbers["method"] != made.baseline)]
             kept = of[["method", "gain", "gain_low", "gain_high", "seeds"]].itertuples(index=False)
             rows += [[name, f"{row[0]} over {made.baseline}", *row[1:]] for row in kept]
     return pd.DataFrame(rows, columns=["sweep", "name", "gain", "low", "high", "trainings"])
+
+
+def learning_curves(found: Evidence, k: int = 8) -> pd.DataFrame:
+    """How fast methods learn: a row per training and look: setting, method, seed, epoch, valid_auprc, and CPU seconds where they are known."""
+    rows = [_curve(r) for r in found.results if r.k in (1, k) and r.history is not None and len(r.history)]
+    names = ["setting", "method", "seed", "epoch", "valid_auprc", "cpu_s"]
+    return pd.concat(rows, ignore_index=True) if rows else pd.DataFrame(columns=names)
+
+
+def _curve(r: Result) -> pd.DataFrame:
+    about = r.evaluation.about
+    looks = r.history.dropna(subset="valid_auprc")
+    cpu = looks["epoch"] * about.get("cpu_s_per_epoch", np.nan)
+    same = {"setting": r.setting, "method": r.method, "seed": about["seed"]}
+    return looks[["epoch", "valid_auprc"]].assign(**same, cpu_s=cpu)[[*same, "epoch", "valid_auprc", "cpu_s"]]
+
+
+def learning_speed(of: pd.DataFrame, reference: str) -> pd.DataFrame:
+    """Per setting and method, means over trainings: best epoch, epochs and CPU seconds to `LEVEL` of the best that one
+    vector reaches in the setting `reference` (NaN if a training never does), CPU seconds of an epoch."""
+    best = of[(of["setting"] == reference) & (of["method"] == REFERENCE)].groupby("seed")["valid_auprc"].max()
+    level, rows = LEVEL * best.mean(), []
+    for (setting, method, seed), one in of.groupby(["setting", "method", "seed"], sort=False):
+        top = one.loc[one["valid_auprc"].idxmax()]
+        there = one[one["valid_auprc"] >= level]
+        first = there.iloc[0] if len(there) else pd.Series({"epoch": np.nan, "cpu_s": np.nan})
+        rows.append([setting, method, seed, top["epoch"], top["valid_auprc"], first["epoch"], first["cpu_s"],
+                     (one["cpu_s"] / one["epoch"]).iloc[0]])  # fmt: skip
+    names = ["best epoch", "best validation AUPRC", "epochs to the level", "CPU s to the level", "CPU s per epoch"]
+    table = pd.DataFrame(rows, columns=["setting", "method", "trainings", *names])
+    grouped = table.groupby(["setting", "method"], sort=False)
+    means = grouped[names].agg(lambda x: x.mean(skipna=False))
+    return means.assign(trainings=grouped["trainings"].count())
 
 
 def worlds() -> pd.DataFrame:

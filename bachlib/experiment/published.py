@@ -76,13 +76,8 @@ def _publish_traits(sweep: Sweep) -> None:
 
 def traits_of(point: Point) -> dict[str, float]:
     """The published traits of the point's log; empty if there are none."""
-    found = sorted(published_dir().glob(f"*/{TRAITS}"))
-    return next((known[data_name(point.p)] for path in found if data_name(point.p) in (known := _read(path))), {})
-
-
-@lru_cache
-def _read(path: Path) -> dict[str, Any]:
-    return read_json(path)
+    files, name = sorted(published_dir().glob(f"*/{TRAITS}")), data_name(point.p)
+    return next((known[name] for path in files if name in (known := read_json(path))), {})
 
 
 def _publish(point: Point, target: Path) -> Path:

@@ -161,7 +161,7 @@ def mixture_map(
     return figure.update_layout(title=text, height=520, margin_b=90, legend=BELOW)
 
 
-def plane_of_worlds(worlds: pd.DataFrame, across: str = "interests_per_user", down: str = "world_width") -> go.Figure:
+def plane_of_worlds(worlds: pd.DataFrame, across: str = "interests_per_user", down: str = "stickiness") -> go.Figure:
     """The gain over one vector where two parameters of the world vary and the rest is as usual."""
     wide = worlds.pivot_table(index=down, columns=across, values="gain", sort=True) * 100
     low, high = (worlds.pivot_table(index=down, columns=across, values=name) for name in ("low", "high"))
