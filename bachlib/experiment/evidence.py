@@ -113,7 +113,7 @@ def ablation_gains() -> pd.DataFrame:
 
 
 def learning_curves(found: Evidence, k: int = 8) -> pd.DataFrame:
-    """How fast methods learn: a row per training and look: setting, method, seed, epoch, valid_auprc, and CPU seconds where they are known."""
+    """How fast methods learn: a row per training and look at the validation items; cpu_s is NaN where it is unknown."""
     rows = [_curve(r) for r in found.results if r.k in (1, k) and r.history is not None and len(r.history)]
     names = ["setting", "method", "seed", "epoch", "valid_auprc", "cpu_s"]
     return pd.concat(rows, ignore_index=True) if rows else pd.DataFrame(columns=names)
