@@ -21,7 +21,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 IN_THE_CLONE = {
     "run": ("lab", "papermill", "plotly", "distributed"),
     "sweep": ("sweep", "distributed", "papermill"),
-    "publish": ("lab", "papermill"),
+    "publish": ("lab", "papermill", "plotly"),
     "tables": ("lab", "papermill"),
     "report": ("lab", "papermill", "plotly"),
     "sync": ("lab", "jupytext", "papermill"),
@@ -160,21 +160,14 @@ def publish(
     report: Annotated[bool, Option("--report", help="only execute 09_sweep_report on what is published")] = False,
 ) -> None:
     """Add the records of a sweep's finished points to outputs/published, which is under version control."""
-    from bachlib.experiment.published import publish as publish_records
-    from bachlib.experiment.published import published, published_dir
+    from bachlib.experiment import published
+    from bachlib.experiment.report import publish_report
     from bachlib.experiment.settings import given
     from bachlib.experiment.sweep import read_sweep
 
     chosen = read_sweep(sweep, base=base, more=given(set_ or []))
-    if report:
-        from bachlib.experiment.report import publish_report
-
-        typer.echo(f"→ {publish_report(chosen)}")
-        return
-    folders = publish_records(chosen)
-    there = sum(published(point) is not None for point in chosen.points)
-    told = f"{len(folders)} new, {there} of {len(chosen.points)} records are published"
-    typer.echo(f"{told} → {published_dir(chosen.file.name)}")
+    new = [publish_report(chosen)] if report else published.publish(chosen)
+    typer.echo(f"{len(new)} new → {published.published_dir(chosen.file.name)}")
 
 
 @app.command()
@@ -182,9 +175,7 @@ def tables() -> None:
     """Write the README's tables and verdicts from the published records, and say how much is published."""
     from bachlib.experiment import evidence
 
-    changed = evidence.write_tables()
-    typer.echo(evidence.progress().to_string())
-    typer.echo(f"README.md {'has new tables' if changed else 'agrees with the records'}")
+    typer.echo(evidence.write_tables())
 
 
 @app.command()

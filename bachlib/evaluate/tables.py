@@ -24,8 +24,10 @@ from bachlib.evaluate.paper import BY_K, MAIN
 from bachlib.evaluate.statistics import LEVEL, draws, holm, interval, sign_flips
 from bachlib.files import differences
 from bachlib.model.methods import METHODS
+from bachlib.params import ModelParams, TrainParams
 
 BASELINE = "all-multihead"
+USUAL = {name: field.default for of in (ModelParams, TrainParams) for name, field in of.model_fields.items()}
 Evaluations, Folders, Names = Sequence[Evaluation], Sequence[str | Path], Sequence[str]
 
 
@@ -278,7 +280,7 @@ def _named(evaluations: Evaluations, axis: str | None = None) -> list[tuple[str,
         rivals = [_settings(other) for other in evaluations if other.label == e.label]
         keys = dict.fromkeys(key for rival in rivals for key in rival if key != axis)
         apart = [key for key in keys if len({repr(rival.get(key)) for rival in rivals}) > 1]
-        told = ", ".join(f"{key} = {_settings(e).get(key)}" for key in apart)
+        told = ", ".join(f"{key} = {_settings(e).get(key, USUAL.get(key))}" for key in apart)
         both = f"{e.label[:-1]}, {told})" if e.label.endswith(")") else f"{e.label} ({told})"
         named.append((both if told else e.label, e))
     return named

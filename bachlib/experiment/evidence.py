@@ -94,8 +94,10 @@ def ablation(name: str) -> list[Table]:
     """The tables of an ablation: one per method, against its first setting; of methods against each other if nothing
     else varies. Another preparation of the log has a table of its own: its users cannot be paired."""
     sweep, groups = read_sweep(name), {}
-    switched = set(sweep.file.varied) - {"method", "seed"}
-    for r in results_of(sweep.points).values():
+    grid = sweep.file.grids[0]
+    switched = [key for key in grid if key not in ("method", "seed")]
+    first = sorted(sweep.points, key=lambda point: [grid[key].index(point.where[key]) for key in switched])
+    for r in results_of(first).values():
         method = r.method if switched else sweep.file.baseline
         groups.setdefault((r.evaluation.protocol["content_hash"], method), []).append(r.evaluation)
     return [main_table(of, method) for (_, method), of in groups.items()]
@@ -231,10 +233,10 @@ def with_tables(text: str, found: Evidence) -> str:
     return _EARLY.sub("", text) if is_complete(found) else text
 
 
-def write_tables() -> bool:
-    """Bring the README's tables in line with the published records; did they change?"""
+def write_tables() -> str:
+    """Bring the README's tables in line with the published records; says how many there are, and what changed."""
     path = project_root() / "README.md"
     text = path.read_text(encoding="utf-8")
     if (new := with_tables(text, evidence())) != text:
         write_text(path, new)
-    return new != text
+    return f"{progress().to_string()}\nREADME.md {'agrees with the records' if new == text else 'has new tables'}"
