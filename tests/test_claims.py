@@ -49,7 +49,7 @@ def result(method: str, k: int = 8, seed: int = 0, rank: float | None = None, se
     rank = rank or RANK[method] * (1 + (k - 8) / 100 if method == "pos-multihead" else 1)
     rng = np.random.default_rng([7, seed])
     luck = np.random.default_rng(0).random((U, 10)) * 0.98 + 0.01 * rng.random((U, 10))
-    ranks = 1 + stats.geom.ppf(luck, 1 / rank).astype(int)
+    ranks = 1 + stats.geom.ppf(luck, 1 / (5 * rank)).astype(int)  # so that not all are in the first 100
     users = pd.RangeIndex(U, name="user")
     per_user = accuracy(ranks, users)
     own = method.startswith(("p-", "v-"))
