@@ -127,7 +127,7 @@ shown(4)
 # %% [markdown]
 # ### 5 · Two kernels
 #
-# A claim of equality: the *whole* interval of the difference has to be within 3%.
+# A claim of equality: confirmed only if the interval of the difference lies inside the range with both of its ends.
 
 # %%
 shown(5)
