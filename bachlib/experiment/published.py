@@ -3,7 +3,7 @@
 `bach publish SWEEP` writes `outputs/published/<sweep>/<run>/`: the evaluation with the ranks of every user, from which
 intervals and paired tests can be computed again, the history, parameters, seconds, versions and the hash of the code.
 A point with a published record counts as done on every machine. Its values and data have to be the same; another
-version of the code may have made it, and the record says which.
+version of the code may have made it, and the record says which. Modules of one's own have to have the same source.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from bachlib import BachError
 from bachlib.evaluate import Evaluation
 from bachlib.experiment.notebooks import METRICS, STATUS, stages
+from bachlib.experiment.own import sources
 from bachlib.experiment.settings import SINGLE, Experiment
 from bachlib.files import code_hash, project_root, read_json, whole_folder, write_json
 from bachlib.reading import expect, reading
@@ -44,17 +45,18 @@ def _publish(point: Point, target: Path) -> Path:
         Evaluation.load(point.folder).save(folder, only_ranks=True)
         for path in filter(Path.exists, map(point.folder.joinpath, KEPT)):
             shutil.copyfile(path, folder / path.name)
-        told = {"seconds": stage["seconds"], "values": values, "code": code_hash()}
+        told = {"seconds": stage["seconds"], "values": values, "code": code_hash(), "own": sources(point.p)}
         write_json(folder / STATUS, {"status": "done", "notebooks": {SINGLE: told}}, checked=True)
     return target
 
 
 def published(point: Point) -> Path | None:
     """The folder of the point's published record, made by this or by another sweep."""
-    wanted = _comparable(stages(point.p)[SINGLE])
+    wanted = _comparable(stages(point.p)[SINGLE]), sources(point.p)
     for path in sorted(published_dir().glob(f"*/*/{STATUS}")):  # the name of a run holds the hash of the code
         with reading(path, "restore it, e.g. with git checkout, or remove its folder"):
-            if _comparable(read_json(path)["notebooks"][SINGLE]["values"]) == wanted:
+            stage = read_json(path)["notebooks"][SINGLE]
+            if (_comparable(stage["values"]), stage.get("own", {})) == wanted:
                 expect(read_json(path.parent / METRICS), {SINGLE: dict}, METRICS)
                 return path.parent
     return None
