@@ -6,6 +6,7 @@ Everything is checked before anything runs: unknown keys, wrong types, incompati
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +24,7 @@ from bachlib.reading import YAML_BYTES, from_yaml
 
 CHAIN = ["03_data", "04_train", "05_evaluate", "06_heads_and_pi", "07_serving"]
 NAME = r"^\w[\w.-]{0,99}$"  # of folders
-FUNCTION = r"^[^\W\d][\w.]{0,199}:[^\W\d]\w{0,99}$"  # of a module
+FUNCTION = r"[^\W\d][\w.]{0,199}:[^\W\d]\w{0,99}"  # of a module
 PARTS = ("encoder", "gate", "item_tower")  # of a model that may be of one's own, see `own`
 SINGLE = "single"  # the notebook of one training, which a sweep runs for each of its points
 
@@ -44,11 +45,9 @@ class Experiment(TrainParams, ModelParams, PrepareParams, WorldParams):
     world_width: float = Field(WorldParams.model_fields["width"].default, ge=0.01, lt=1.5,
                                description="typical angle (radians) of a planted item to its interest")  # fmt: skip
     method: str = Field("p-bach", description="the method that the notebook `single` trains")
-    encoder: str | None = Field(
-        None, pattern=FUNCTION, description="an encoder of your own, as package.module:function"
-    )
-    gate: str | None = Field(None, pattern=FUNCTION, description="a gating tower of your own, in the same way")
-    item_tower: str | None = Field(None, pattern=FUNCTION, description="an item tower of your own, in the same way")
+    encoder: str | None = Field(None, description="an encoder of your own, as package.module:function")
+    gate: str | None = Field(None, description="a gating tower of your own, in the same way")
+    item_tower: str | None = Field(None, description="an item tower of your own, in the same way")
     seeds: int = Field(1, ge=1, description="number of trainings of each method, with seed, seed + 1, …")
     prototypes: int = Field(
         16, ge=1, description="heads of the global codebook, in notebooks that also have a personal model"
@@ -66,6 +65,13 @@ class Experiment(TrainParams, ModelParams, PrepareParams, WorldParams):
     def _true_is_not_a_number(cls, value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, bool) and cls.model_fields[info.field_name].annotation is not bool:
             raise ValueError("should not be true or false")
+        return value
+
+    @field_validator(*PARTS)
+    @classmethod
+    def _names_a_function(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(FUNCTION, value):
+            raise ValueError("should be package.module:function")
         return value
 
     @model_serializer(mode="wrap")
