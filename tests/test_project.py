@@ -73,7 +73,7 @@ def test_the_lock_is_what_is_installed_and_complete():
 
 
 def test_the_extras_are_those_the_errors_name():
-    modules = {"umap-learn": "umap", "faiss-cpu": "faiss", "pillow": "PIL"}
+    modules = {"umap-learn": "umap", "faiss-cpu": "faiss", "pillow": "PIL", "mlflow-skinny": "mlflow"}
     extras = PROJECT["optional-dependencies"]
     for extra, named in bachlib.EXTRAS.items():
         packages = [Requirement(line).name for line in extras[extra]]
