@@ -123,7 +123,7 @@ def test_where_they_come_from_and_their_experiments(tmp_path, monkeypatch):
     monkeypatch.setenv("BACH_OUTPUT_DIR", str(tmp_path / "outputs"))
     for source, said in (("yambda", "likes.parquet.*Apache-2.0"), ("lastfm-1k", "lastfm-dataset-1K.tar.gz.*non-comm"),
                          ("kuairand", "zenodo.*CC BY-SA"), ("amazon-2023", "--path.*no licence"),
-                         ("recbole", "any name: give its path")):  # fmt: skip
+                         ("recbole", "your own log: give its path")):  # fmt: skip
         with pytest.raises(BachError, match=f"(?s){said}"):
             locate(source)
     for source in ("amazon-2023", "recbole"):
