@@ -142,7 +142,7 @@ def test_every_part_with_the_seed_of_the_weights(towers, world):
 def test_what_cannot_be_used_is_refused_before_anything_runs(sweep, towers, name, said):
     towers.with_name("broken.py").write_text("1 / 0\n")
     sweep.write_text(sweep.read_text().replace("mytowers.own:mean", f'"{name}"'))
-    with pytest.raises(BachError, match=f"(?s){said}"):
+    with pytest.raises(BachError, match=f"(?s)mine.yaml, at seed = 0: .*{said}"):
         read_sweep(sweep)
 
 

@@ -182,10 +182,10 @@ def expand(file: SweepFile, path: Path) -> list[Point]:
             more = {**file.set, **where, "notebooks": [SINGLE]}
             try:
                 p = read_experiment(base, more, overlays)
+                p = p.model_copy(update={"k": heads_of(p), "name": point_name(p)})
             except BachError as error:
                 told = ", ".join(f"{key} = {value}" for key, value in where.items())
                 raise BachError(f"{path}, at {told}: {error}") from None
-            p = p.model_copy(update={"k": heads_of(p), "name": point_name(p)})
             several = {"experiment": "-".join(Path(x).stem for x in (base, *overlays))} if len(bases) > 1 else {}
             points.setdefault(p.name, Point(p, {"data": label(p), **several} | {key: getattr(p, key) for key in where}))
     return list(points.values())
