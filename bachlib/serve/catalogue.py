@@ -173,9 +173,7 @@ class Catalogue(NamedTuple):
         self._enough(K, len(self.numbers) - np.diff(out.starts))
         return out
 
-    def remaining(
-        self, lists: list[np.ndarray], K: int, only: list[np.ndarray] | None = None
-    ) -> Int[np.ndarray, " B"]:
+    def remaining(self, lists: list[np.ndarray], K: int, only: list[np.ndarray] | None = None) -> Int[np.ndarray, " B"]:
         """How many items each request may get; raises an error if these are fewer than K."""
         if only is None:
             return len(self.numbers) - np.diff(self.left_out(lists, K).starts)

@@ -36,7 +36,7 @@ from bachlib.serve.rows import STALE
 from bachlib.serve.slate import COLUMNS, Slate, found_of
 from bachlib.serve.steering import Steering
 from bachlib.serve.twostep import Ask, Kind, Neighbours
-from bachlib.train.run import Run, kept_model, keep_model
+from bachlib.train.run import Run, keep_model, kept_model
 
 Strategy = Literal["auto", "exact", "two-step", "codebook"]
 
@@ -63,10 +63,11 @@ class Retriever:
         budget: int | None = None,
     ):
         """`dataset` (known for a Run) has the raw ids of the items, for `raw=`, their genres, for caps, and titles; or
-        give `raw_ids`, `genres` and `titles`, those of each item. Two-step: `M` entries per head's list (default: K plus the history's
-        length), which grow up to `max_M` (default: 4 M) while the bound needs it and it is in reach; `ask="every"` asks
-        every head for M items, "enough" asks heads that matter little for a few first; `lists="exact"` adds the scan
-        that proves the slate. Codebook: `budget` entries per prototype's list replace the table of all densities.
+        give `raw_ids`, `genres` and `titles` of each item. Two-step: `M` entries per head's list (default: K plus
+        the history's length), which grow up to `max_M` (default: 4 M) while the bound needs it and it is in reach;
+        `ask="every"` asks every head for M items, "enough" asks heads that matter little for a few first;
+        `lists="exact"` adds the scan that proves the slate. Codebook: `budget` entries per prototype's list replace the
+        table of all densities.
         """
         self._take(model, index=index, M=M, max_M=max_M, ask=ask, lists=lists, budget=budget)
         labels = self._labels(model, dataset, raw_ids=raw_ids, genres=genres, titles=titles)

@@ -187,7 +187,8 @@ def _write_labels(path: Path, labels: list[tuple[str, list]]) -> None:
 def _read_labels(path: Path) -> Labels:
     import pyarrow.parquet as pq
 
-    there = pq.read_table(path).to_pydict()
+    with pq.ParquetFile(path) as file:  # `read_table` would import pandas
+        there = file.read().to_pydict()
     return Labels(**{name: there[column] for name, column in COLUMNS.items() if column in there})
 
 

@@ -119,7 +119,7 @@ class Run:
                 if dataset is not None:
                     model = _built(config, dataset)
                 elif config["row"]["objective"] == "counts":
-                    raise BachError(f"{folder} is {config['method']}, which has no weights but counts: pass its data set")
+                    raise BachError(f"{folder} is {config['method']}, which counts its data set: pass that")
         if dataset is not None:
             dataset.check_same(about["identity"]["data"]["content_hash"], f"{folder} was trained")
         if model is None or any(True for _ in model.parameters()):
