@@ -98,9 +98,8 @@ def test_a_retriever_serves_only_what_is_allowed(world, histories, tmp_path, mon
     retriever.remove([5, 6])
     loaded = Retriever.load(retriever.save(tmp_path), retriever.model)
     now, (query, pi) = retriever.catalogue, retriever.users.query(retriever.catalogue, list(histories))
-    query = (
-        query if now.codebook is None else hybrid.query_of(now.codebook, query, pi) if retriever.users.hybrid else query
-    )
+    if retriever.users.hybrid:
+        query = hybrid.query_of(now.codebook, query, pi)
     own = [set(h[h >= 0].tolist()) | {5, 6} for h in histories]
     scores = retriever.model.score(histories).numpy()
     for length in (90, 140, 400, 580):
@@ -127,7 +126,7 @@ def test_a_retriever_serves_only_what_is_allowed(world, histories, tmp_path, mon
     for u in range(4):
         alone = retriever.retrieve(some[u], K, only=each[u], exclude=each[1][:9] if u == 1 else None)
         np.testing.assert_array_equal(together.items[u], alone.items[0])
-        np.testing.assert_array_equal(together.scores[u], alone.scores[0])
+        np.testing.assert_allclose(together.scores[u], alone.scores[0], atol=1e-4)  # other batches of the towers
     assert not np.isin(together.items[1], each[1][:9]).any()
     capped = retriever.retrieve(some, K, only=[*range(300), *new], caps={"New": 0})
     assert not np.isin(capped.items, new).any() and capped.items.max() < 300
