@@ -162,5 +162,5 @@ def test_invalid_users_and_candidates_are_refused(world, tmp_path):
         server.retrieve(unit(u[..., :8]), pi, kappa)
     with pytest.raises(BachError, match=r"raw: the log has no item 'x' \(the nearest is"):
         server.numbers_of(["x"])
-    with pytest.raises(BachError, match=r"serves by exact and heads of each user: use Server or Retriever\.load"):
+    with pytest.raises(BachError, match=r"serves by exact and needs the heads of each user: use Server"):
         CodebookServer(tmp_path)

@@ -73,7 +73,8 @@ class CodebookServer(Server):
     def __init__(self, folder: str | Path, *, verify: bool = True):
         super().__init__(folder, verify=verify)
         if self.shared is None:
-            raise BachError(f"{folder} serves by {self.strategy} and heads of each user: use Server or Retriever.load")
+            needs = f"serves by {self.strategy} and needs the heads of each user"
+            raise BachError(f"{folder} {needs}: use Server or Retriever.load")
 
     def retrieve(self, pi: np.ndarray, K: int = 100, exclude: Any = None, only: Any = None) -> Slate:
         """The K best of every π, (k,) or (B, k); `exclude`, `only`: a list of item numbers for all, or one per row."""
