@@ -26,7 +26,7 @@ from bachlib.serve.steering import Pi, checked_pi, pi_of
 from bachlib.serve.twostep import two_step
 
 REQUESTS = 256  # searched for at a time
-SHORT, NARROW = 32, 4  # an allow-list of less than 1/32 of the items is not searched, below 1/4 no index is asked
+SHORT, NARROW = 32, 2  # an allow-list of less than 1/32 of the items is not searched, below half no index is asked
 ROWS = 1 << 22  # that allow-lists leave out, at a time
 RULES = Rule.__args__
 
