@@ -136,7 +136,7 @@ def test_invalid_users_and_candidates_are_refused(world, tmp_path):
         (dict(rule="cosine"), "rule='cosine': should be one of power-spherical, von-mises-fisher, max over heads"),
         (dict(heads=2 * u), "heads should be unit vectors; got lengths from 2 to 2"),
         (dict(heads=u * np.nan), "heads should be unit vectors"),
-        (dict(heads=u[:2]), "heads are those of 2 users, the others of 3"),
+        (dict(heads=u[:2]), r"pi should be \(2,\), one for all, or \(B, k\) = \(2, 2\); got shape \(3, 2\)"),
         (dict(heads=np.ones(4)), r"heads should be \(B, k, d\)"),
         (dict(pi=None), "needs kappa= and either pi= or log_pi="),
         (dict(log_pi=np.log(pi)), "needs kappa= and either pi= or log_pi="),

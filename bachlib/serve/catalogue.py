@@ -254,11 +254,11 @@ def lists_of(name: str, given: Any, known: int | Labels, B: int | None = None) -
     return [ids(f"{name} of request {row}", one) for row, one in enumerate(rows)]
 
 
-def as_numbers(name: str, given: Any, of: str = "n d", kind: type = np.float32) -> np.ndarray:
-    """Numbers with these dimensions, from an array, a tensor or lists; there is at least one."""
+def as_numbers(name: str, given: Any, of: str = "n d") -> np.ndarray:
+    """float32 numbers with these dimensions, from an array, a tensor or lists; there is at least one."""
     shape = f"({', '.join(of.split())})"
     try:
-        array = np.ascontiguousarray(given.detach().cpu() if hasattr(given, "detach") else given, kind)
+        array = np.ascontiguousarray(given.detach().cpu() if hasattr(given, "detach") else given, np.float32)
     except (TypeError, ValueError):
         raise BachError(f"{name} should be numbers, {shape}; got {given!r:.60}") from None
     if array.ndim != len(of.split()) or not array.size:

@@ -95,8 +95,6 @@ def users_of(heads: Any, pi: Any, kappa: Any, rule: Rule, log_pi: Any = None) ->
     given = [np.shape(_array(x)) for x in (pi, log_pi, kappa if soft else None) if x is not None]
     B = next((shape[0] for shape in [heads.shape[:-1], *given] if len(shape) == 2), 1)
     k, d = heads.shape[-2:]
-    if heads.ndim == 3 and len(heads) != B:
-        raise BachError(f"heads are those of {len(heads)} users, the others of {B}")
     heads = np.broadcast_to(heads, (B, k, d))
     if not soft:
         pi = np.full((B, k), 1 / k) if pi is None else checked_pi(_array(pi), B, k)

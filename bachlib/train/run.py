@@ -169,7 +169,7 @@ def rebuilt(config: dict[str, Any], tensors: dict[str, Tensor], path: Path, cont
 
 def keep_model(model: nn.Module, folder: Path) -> None:
     """Write what `kept_model` needs to build this model again; nothing if it has modules of its owner."""
-    if not model.config["own"]:
+    if not model.config.get("own", True):
         about = {"config": model.config, "built_on": getattr(model, "built_on", None)}
         write_tensors(folder / KEPT, model.state_dict(), about)
 
