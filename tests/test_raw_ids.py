@@ -221,7 +221,7 @@ def as_a_run(folder, model, dataset) -> Run:
 @pytest.mark.parametrize("name", [name for name, row in METHODS.items() if row.encoder])
 def test_a_run_and_an_index_serve_without_the_data(world, histories, tmp_path, name):
     """Weights have the sizes that the data set gave: the same scores and slates, ids and titles from the index."""
-    model = perturbed(world, name)
+    model, histories = perturbed(world, name), histories[:4]
     as_a_run(tmp_path / "run", model, world)
     run = Run.load(tmp_path / "run")
     assert run.dataset is None and run.model.config == model.config and run.model.built_on == model.built_on
@@ -234,7 +234,7 @@ def test_a_run_and_an_index_serve_without_the_data(world, histories, tmp_path, n
         slate = other.retrieve(raw=raw, K=9)
         np.testing.assert_array_equal(slate.items, wanted.items)
         np.testing.assert_array_equal(slate.scores, wanted.scores)
-        for row in range(30):
+        for row in range(4):
             assert slate.table(row).equals(wanted.table(row))
             if 600 not in wanted.items[row]:
                 assert slate.table(row).equals(wanted.table(row, world.items))

@@ -10,13 +10,13 @@ Below: checks of the numbers, raw ids and vectors that users give.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from bachlib import BachError
 from bachlib.reading import numbers_of, plain
@@ -177,7 +177,9 @@ class Catalogue(NamedTuple):
         """How many items each request may get; raises an error if these are fewer than K."""
         if only is None:
             return len(self.numbers) - np.diff(self.left_out(lists, K).starts)
-        return np.array([len(places) for places in self.allowed(lists, K, only)[0]])
+        remaining = np.array([np.count_nonzero(left) for left, _ in self._allowed(lists, only)])
+        self._enough(K, remaining, only)
+        return remaining
 
     def allowed(
         self, lists: list[np.ndarray], K: int, only: list[np.ndarray]
@@ -185,7 +187,14 @@ class Catalogue(NamedTuple):
         """(the places of `only` that each request may get, ascending; how many of its list it must not get because of
         `lists`). Raises an error if fewer than K remain.
         """
-        may, n_own, last = [], [], None
+        found = [(np.flatnonzero(left), most) for left, most in self._allowed(lists, only)]
+        remaining = np.array([len(places) for places, _ in found])
+        self._enough(K, remaining, only)
+        return [places for places, _ in found], np.array([most for _, most in found]) - remaining
+
+    def _allowed(self, lists: list[np.ndarray], only: list[np.ndarray]) -> Iterator[tuple[Bool[np.ndarray, " n"], int]]:
+        """For each request which places it may get, and how many it might get but for `lists`."""
+        last = None
         for rows, own in zip(lists, only, strict=True):
             if own is not last:  # a list for all requests is looked up once
                 last, listed = own, np.zeros(len(self.items), bool)
@@ -194,10 +203,7 @@ class Catalogue(NamedTuple):
                 most = np.count_nonzero(listed)
             left = listed.copy()
             left[self.places(rows)] = False
-            may.append(np.flatnonzero(left))
-            n_own.append(most - len(may[-1]))
-        self._enough(K, np.array([len(rows) for rows in may]), only)
-        return may, np.array(n_own)
+            yield left, most
 
     def _enough(self, K: int, remaining: Int[np.ndarray, " B"], only: list[np.ndarray] | None = None) -> None:
         if (remaining < checked_K(K)).any():
