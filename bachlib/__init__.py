@@ -15,6 +15,7 @@ EXTRAS = {
            kaleido PIL distributed psutil""".split(),
     "sweep": "distributed papermill nbclient nbformat ipykernel psutil".split(),
     "faiss-cpu": ["faiss"],
+    "trackers": ["tensorboard", "mlflow"],
 }
 
 

@@ -81,11 +81,13 @@ def prepare(
     encoding: Annotated[str, Option(help=HELP["encoding"])] = DEFAULT["encoding"],
     on_bad_rows: Annotated[str, Option(help=HELP["on_bad_rows"] + ": stop or skip")] = DEFAULT["on_bad_rows"],
     memory: Annotated[str, Option(help="memory the engine may use before it writes to disk")] = "2GB",
+    recbole: Annotated[Path | None, Option(help="also write the data set to this folder, for RecBole")] = None,
 ) -> None:
     """Turn a raw log into a prepared data set (appendix A of the paper)."""
     from bachlib.data import prepare as prepare_log
     from bachlib.data.download import locate
     from bachlib.data.prepare import folder_name
+    from bachlib.data.recbole import write_recbole
 
     named = {"user": user, "item": item, "time": time, "rating": rating, "title": title, "genre": genre}
     columns = {role: column for role, column in named.items() if column} or None
@@ -102,6 +104,8 @@ def prepare(
     out = out or output_dir("data", folder_name(source, path, chosen))  # notebooks know the path that the user gave
     dataset = prepare_log(str(source), log, out, memory=memory, **options)
     typer.echo(f"→ {dataset.folder}")
+    if recbole:
+        typer.echo(f"→ {write_recbole(dataset, recbole)}")
 
 
 @app.command()
@@ -221,6 +225,7 @@ def train(
     out: Annotated[Path | None, Option(help="run folder (default: outputs/runs/<method>-<data>-…)")] = None,
     strict: Annotated[float, Option(help="share of users that are never trained on, only evaluated")] = 0.0,
     fresh: Annotated[bool, Option(help="start from the beginning instead of resuming")] = False,
+    tensorboard: Annotated[Path | None, Option(help="write the history there, for TensorBoard: a folder")] = None,
 ) -> None:
     """Train a method. Run the same command again to resume. Start it with torchrun to use several processes."""
     from bachlib.data import Dataset
@@ -228,12 +233,14 @@ def train(
     from bachlib.experiment.settings import experiment_of, given
     from bachlib.model.methods import build
     from bachlib.train import fit
+    from bachlib.train.watch import to_tensorboard
 
+    on_epoch = to_tensorboard(tensorboard) if tensorboard else None
     dataset = Dataset.load(data)
     dataset = dataset.strict(strict) if strict else dataset
     known = {*ModelParams.model_fields, *TrainParams.model_fields} - {"k", "seed"}
     p = experiment_of({"method": method, "k": k, "seed": seed, **given(set_ or [], known)}, "bach train")
-    run = fit(build(method, dataset, **p.model), dataset, p.train, out, fresh=fresh)
+    run = fit(build(method, dataset, **p.model), dataset, p.train, out, fresh=fresh, on_epoch=on_epoch)
     if int(os.environ.get("RANK", 0)) == 0:
         if run.status == "finished":
             result = evaluate(run, dataset)

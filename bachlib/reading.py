@@ -1,22 +1,27 @@
-"""Files that somebody else may have written or a disk may have damaged: YAML, arrays, tables, values in JSON.
+"""Files that somebody else may have written or a disk may have damaged (YAML, arrays, tables, values in JSON), and ids
+that a person has typed.
 
 Nothing in a file runs, sizes are bounded before they are believed, and a damaged file is a BachError that names it.
 """
 
+from __future__ import annotations
+
 import errno
 import re
 import zipfile
-from collections.abc import Collection, Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import pandas as pd
-import pyarrow.parquet as pq
 import yaml
 
 from bachlib import BachError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 YAML_BYTES, YAML_DEPTH, YAML_VALUES, YAML_DIGITS = 1 << 18, 40, 20_000, 100  # the largest that is read
 CELLS = 1 << 28  # of a table that has to fit into memory
@@ -76,10 +81,40 @@ def read_arrays(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
 
 def read_table(path: Path, advice: str = "") -> pd.DataFrame:
     """A Parquet file of ours; a damaged page is noticed if the file has checksums."""
+    import pyarrow.parquet as pq  # late, as pandas is: a process that only serves starts without them
+
     with reading(path, advice), pq.ParquetFile(path, page_checksum_verification=True) as file:
         if (cells := file.metadata.num_rows * file.metadata.num_columns) > CELLS:
             raise ValueError(f"it claims {cells:,} values")
         return file.read().to_pandas()
+
+
+def plain(given: Any) -> list:
+    """A list of Python's own numbers and texts, from an array, a tensor, a pandas column or a list."""
+    return [raw.item() if isinstance(raw, np.generic) else raw for raw in getattr(given, "tolist", given.__iter__)()]
+
+
+def numbers_of(name: str, given: Any, number: Mapping[Any, int]) -> np.ndarray:
+    """Item numbers (m,) of ids of the log; an error names the unknown ones and what they may be meant to be."""
+    given = plain(given)
+    try:
+        unknown = [raw for raw in given if isinstance(raw, bool) or raw not in number]
+    except TypeError:  # a list in a list
+        raise BachError(f"{name} should be a list of ids of the log; got {given!r:.60}") from None
+    if unknown:
+        told = ", ".join(f"{raw!r} (the nearest is {_nearest(raw, number)!r})" for raw in unknown[:5])
+        more = f" and {len(unknown) - 5:,} more" if len(unknown) > 5 else ""
+        raise BachError(f"{name}: the log has no item {told}{more}")
+    return np.array([number[raw] for raw in given], np.int64)
+
+
+def _nearest(raw: Any, number: Mapping[Any, int]) -> Any:
+    spelt, numbers = {str(known): known for known in number}, (int, float)
+    if str(raw) in spelt:  # a number for a text, or a text for a number
+        return spelt[str(raw)]
+    if isinstance(raw, numbers) and raw == raw and all(isinstance(known, numbers) for known in number):
+        return min(number, key=lambda known: abs(known - raw))
+    return spelt[get_close_matches(str(raw), [*spelt][:50_000], 1, 0)[0]]
 
 
 def from_yaml(text: str | bytes, where: Any) -> Any:

@@ -24,6 +24,11 @@ from logs import (
     as_raw,
     plain_pipeline,
     random_events,
+    tar_gz,
+    write_amazon,
+    write_atomic,
+    write_kuairand,
+    write_lastfm,
     write_movielens_csv,
     write_netflix,
     write_rows,
@@ -34,6 +39,7 @@ from test_journey import shop, wheel
 
 from bachlib.data import Dataset, planted, prepare
 from bachlib.data.dataset import content_hash
+from bachlib.data.sources import SOURCES
 from bachlib.evaluate import Evaluation, evaluate
 from bachlib.experiment import published
 from bachlib.experiment.settings import given, read_experiment
@@ -45,6 +51,7 @@ from bachlib.train import Run, checkpoint, fit, loop
 
 SMALL = {"d": 8, "ff": 8, "item_width": 8}
 EVENTS = random_events(5, n_users=5, n_items=90, n=420, ties=False)
+LASTFM = SOURCES["lastfm-1k"].log
 MY = {"user": "who", "item": "what", "time": "when", "rating": "stars"}
 
 
@@ -106,6 +113,25 @@ def make_parquet(folder: Path) -> None:
 
     frame = pd.DataFrame(EVENTS, columns=["who", "what", "stars", "when"])
     frame.assign(who="u" + frame["who"].astype(str)).to_parquet(folder / "my.parquet")
+
+
+def make_tar(folder: Path) -> None:
+    with tempfile.TemporaryDirectory() as made:
+        log = write_lastfm(Path(made, "log"), EVENTS)
+        tar_gz(folder / "lastfm.tar.gz", {f"lastfm-dataset-1K/{LASTFM}": log})
+
+
+def make_yambda(folder: Path) -> None:
+    import pandas as pd
+
+    frame = pd.DataFrame(EVENTS, columns=["uid", "item_id", "is_organic", "timestamp"])
+    frame.to_parquet(folder / "likes.parquet")
+
+
+def make_atomic(folder: Path) -> None:
+    write_atomic(folder / "my.inter", EVENTS)
+    rows = [f"{n}\tTitle {n}\tDrama Comedy\n" for n in range(1, 91)]
+    (folder / "my.item").write_text("item_id:token\ttitle:token_seq\tgenres:token_seq\n" + "".join(rows))
 
 
 def text_of(folder: Path, name: str) -> str:
@@ -363,6 +389,12 @@ LOGS = [
         plain_netflix),
     log("parquet", "parquet", "my.parquet", make_parquet, columns=MY),
     log("journey", "complete-journey", "", make_journey),
+    log("amazon", "amazon-2023", "my.csv", lambda to: write_amazon(to / "my.csv", EVENTS)),
+    log("kuairand", "kuairand", "", lambda to: write_kuairand(to / "log_a.csv", EVENTS)),
+    log("lastfm", "lastfm-1k", "", lambda to: write_lastfm(to / LASTFM, EVENTS)),
+    log("tar", "lastfm-1k", "lastfm.tar.gz", make_tar),
+    log("yambda", "yambda", "", make_yambda),
+    log("recbole", "recbole", "", make_atomic),
 ]  # fmt: skip
 OURS = [
     Fuzzer("data", make_data, read_data, lambda path: path.parent == Path("."), True, seal_data),

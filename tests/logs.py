@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import random
+import tarfile
 from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
 
 Event = tuple[int, int, float, int]  # user, item, rating, time
@@ -43,6 +47,56 @@ def write_netflix(path: Path, events: list[Event]) -> Path:
     for u, i, r, t in events:
         by_movie.setdefault(i, []).append(f"{u},{int(r)},{netflix_date(t)}")
     path.write_text("".join(f"{i}:\n" + "".join(row + "\n" for row in rows) for i, rows in sorted(by_movie.items())))
+    return path
+
+
+def write_amazon(path: Path, events: list[Event]) -> Path:
+    lines = [f"A{u:04d},B{i:05d},{float(r)},{t * 1000}" for u, i, r, t in events]
+    path.write_text("\n".join(["user_id,parent_asin,rating,timestamp", *lines, ""]))
+    return path
+
+
+KUAIRAND = (
+    "user_id video_id date hourmin time_ms is_click is_like is_follow is_comment is_forward is_hate long_view "
+    "play_time_ms duration_ms profile_stay_time comment_stay_time is_profile_enter is_rand tab"
+).split()
+
+
+def write_kuairand(path: Path, events: list[Event]) -> Path:
+    """A click is a rating of 4, the like button one of 5, and 1 is hated."""
+    rows = [
+        (u, i, 20220408, 400, t * 1000, int(r == 4), int(r == 5), 0, 0, 0, int(r == 1), 0, 10, 20, 0, 0, 0, 0, 1)
+        for u, i, r, t in events
+    ]
+    path.write_text("\n".join([",".join(KUAIRAND), *(",".join(map(str, row)) for row in rows), ""]))
+    return path
+
+
+def write_lastfm(path: Path, events: list[Event]) -> Path:
+    """Plays of artists with quotes in their names; some have no id at MusicBrainz."""
+    lines = []
+    for u, i, r, t in events:
+        when = datetime.fromtimestamp(t, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        artist = f'The "{i}" Été, & Co'
+        lines.append(f"user_{u:06d}\t{when}\t{'' if i % 3 else f'mbid-{i}'}\t{artist}\t\tTrack {r}")
+    path.write_text("\n".join([*lines, ""]), encoding="utf-8")
+    return path
+
+
+def write_atomic(path: Path, events: list[Event]) -> Path:
+    """As RecBole's own data sets are."""
+    lines = [f"{u}\t{i}\t{r}\t{t}" for u, i, r, t in events]
+    path.write_text("\n".join(["user_id:token\titem_id:token\trating:float\ttimestamp:float", *lines, ""]))
+    return path
+
+
+def tar_gz(path: Path, members: dict[str, Path]) -> Path:
+    """A tar.gz of files, by their names in it; the same bytes each time."""
+    with gzip.GzipFile(path, "wb", mtime=0) as packed, tarfile.open(fileobj=packed, mode="w") as archive:
+        for name, file in members.items():
+            about = tarfile.TarInfo(name)
+            about.size = file.stat().st_size
+            archive.addfile(about, io.BytesIO(file.read_bytes()))
     return path
 
 

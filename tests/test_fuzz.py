@@ -9,7 +9,8 @@ from fuzzed import FUZZERS, Fuzzer
 
 from bachlib import BachError
 
-SLOW = {"journey": 2, "zip": 3}  # inputs; each prepares a log
+NEW = dict.fromkeys(("amazon", "kuairand", "lastfm", "tar", "yambda", "recbole"), 2)
+SLOW = {"journey": 2, "zip": 3} | NEW  # inputs; each prepares a log
 
 
 @pytest.mark.parametrize("name", FUZZERS)

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -309,17 +310,19 @@ def test_loading_while_another_saves(world, tmp_path):
         while not stop.is_set():
             try:
                 CodebookServer(tmp_path)
-            except BachError as error:
-                failed.append(str(error))
+            except Exception as error:
+                told = "".join(traceback.format_exception(error))
+                failed.append(f"{told}\nCURRENT is {(tmp_path / 'CURRENT').read_text()}in {os.listdir(tmp_path)}")
 
     with ThreadPoolExecutor(2) as pool:
-        readers = [pool.submit(load) for _ in range(2)]
-        for _ in range(40):
-            writer.save(tmp_path)
-        stop.set()
-        for reader in readers:
-            reader.result()
-    assert not failed
+        for _ in range(2):
+            pool.submit(load)
+        try:
+            for _ in range(40):
+                writer.save(tmp_path)
+        finally:
+            stop.set()
+    assert not failed, f"{len(failed)} loads failed; the first: {failed[0]}"
 
 
 def test_a_reader_goes_on_while_the_index_is_replaced(world, histories, tmp_path):
@@ -361,7 +364,7 @@ print(json.dumps([slate.items.tolist(), slate.scores.tolist(), slate.certified.a
     np.testing.assert_array_equal(scores, slate.scores)
     assert certified and mapped
     made(world).save(tmp_path / "exact")
-    with pytest.raises(BachError, match="needs the model"):
+    with pytest.raises(BachError, match="needs the heads of each user"):
         CodebookServer(tmp_path / "exact")
     server = CodebookServer(tmp_path / "index", verify=False)
     with pytest.raises(BachError, match="pi should sum to 1"):

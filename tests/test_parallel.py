@@ -67,7 +67,8 @@ world, place = Dataset.load({str(world.folder)!r}), Path({str(tmp_path)!r})
 for n in (1, 2):
     torch.seed()
     model = build("p-bach", world, 3, encoder=ComiRecSA(3, 16, 50), **{SMALL!r})
-    fit(model, world, {params!r}, place / f"run{{n}}", quiet=True)
+    told = place / f"told{{n}}.{{os.environ['RANK']}}"
+    fit(model, world, {params!r}, place / f"run{{n}}", quiet=True, on_epoch=lambda row: told.write_text(str(row)))
     said = place / f"said{{n}}.{{os.environ['RANK']}}"  # a file each: one pipe would mix their lines
     said.write_text(str(model.encoder.positions.double().sum().item()))
 for name, (of_model, of_training) in {chosen!r}.items():
@@ -78,6 +79,7 @@ for name, (of_model, of_training) in {chosen!r}.items():
     assert done.returncode == 0, done.stderr[-3000:]
     first, second = ([(tmp_path / f"said{n}.{rank}").read_text() for rank in (0, 1)] for n in (1, 2))
     assert first[0] == first[1] and second[0] == second[1] and first != second
+    assert {path.name for path in tmp_path.glob("told*")} == {"told1.0", "told2.0"}, "only the first calls on_epoch"
     for name, (of_model, of_training) in chosen.items():
         model = build("p-bach", world, 3, **STILL, **of_model)
         exact = fit(model, world, of_training, tmp_path / "one" / name, quiet=True).history.drop(columns=TIMED).iloc[0]

@@ -73,7 +73,7 @@ def test_the_lock_is_what_is_installed_and_complete():
 
 
 def test_the_extras_are_those_the_errors_name():
-    modules = {"umap-learn": "umap", "faiss-cpu": "faiss", "pillow": "PIL"}
+    modules = {"umap-learn": "umap", "faiss-cpu": "faiss", "pillow": "PIL", "mlflow-skinny": "mlflow"}
     extras = PROJECT["optional-dependencies"]
     for extra, named in bachlib.EXTRAS.items():
         packages = [Requirement(line).name for line in extras[extra]]
@@ -134,7 +134,7 @@ def test_a_private_name_is_used_in_its_module_only(path):
 
 
 MODULES = sorted((ROOT / "bachlib").rglob("*.py"))
-MOST_LINES, FEW_LINES, AT_THE_TOP, ALL_LINES = 350, 60, 5, 18_200
+MOST_LINES, FEW_LINES, AT_THE_TOP, ALL_LINES = 350, 60, 5, 20_500
 
 
 def lines(path: Path) -> int:

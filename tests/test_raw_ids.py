@@ -7,12 +7,15 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from serving import made, perturbed
+from serving import SMALL, made, perturbed
 
 from bachlib import BachError
+from bachlib.model.methods import METHODS, build
+from bachlib.params import TrainParams
 from bachlib.serve import Retriever
 from bachlib.serve.lean import CodebookServer
 from bachlib.train import Run
+from bachlib.train.checkpoint import write_tensors
 
 
 def named(world, strategy="exact", name="p-bach", ids=None, **settings):
@@ -202,3 +205,105 @@ def test_an_index_of_an_earlier_version_loads(world, histories, tmp_path, name, 
     (tmp_path / "CURRENT").write_text(f"{generation.name} {hashlib.sha256(text.encode()).hexdigest()}\n")
     with pytest.raises(BachError, match="has format 5, this version reads 1, 2, 3, 4; save it again"):
         Retriever.load(tmp_path, retriever.model)
+
+
+# ------------------------------------------------------------------------------------ nothing but a folder to serve
+
+
+def as_a_run(folder, model, dataset) -> Run:
+    """What `fit` leaves of these weights."""
+    run = Run.open(folder, model, dataset, TrainParams(), fresh=True)
+    if any(True for _ in model.parameters()):
+        write_tensors(folder / "best.safetensors", model.state_dict(), {})
+    return run
+
+
+@pytest.mark.parametrize("name", [name for name, row in METHODS.items() if row.encoder])
+def test_a_run_and_an_index_serve_without_the_data(world, histories, tmp_path, name):
+    """Weights have the sizes that the data set gave: the same scores and slates, ids and titles from the index."""
+    model, histories = perturbed(world, name), histories[:4]
+    as_a_run(tmp_path / "run", model, world)
+    run = Run.load(tmp_path / "run")
+    assert run.dataset is None and run.model.config == model.config and run.model.built_on == model.built_on
+    assert torch.equal(run.model.score(torch.from_numpy(histories)), model.score(torch.from_numpy(histories)))
+    retriever = Retriever(model, "exact", dataset=world)
+    retriever.add(vectors=retriever.catalogue.vectors[:1], raw_ids=["late"], titles=["A late one"], genres=[["New"]])
+    wanted = retriever.retrieve(histories, 9)
+    for other in (Retriever.load(retriever.save(tmp_path / "index")), Retriever.load(tmp_path / "index", run)):
+        raw = [world.raw(h[h >= 0]).tolist() for h in histories]
+        slate = other.retrieve(raw=raw, K=9)
+        np.testing.assert_array_equal(slate.items, wanted.items)
+        np.testing.assert_array_equal(slate.scores, wanted.scores)
+        for row in range(4):
+            assert slate.table(row).equals(wanted.table(row))
+            if 600 not in wanted.items[row]:
+                assert slate.table(row).equals(wanted.table(row, world.items))
+        other.reload()
+        other.save(tmp_path / "again")
+        assert other.retrieve([[600]], 1, keep_history=True, only=[600]).table()["title"].tolist() == ["A late one"]
+
+
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [("p-bach", {"pi": "table"}), ("v-bach", {"context": "both"}), ("p-bach", {"history": "frozen", "kappa": "shared"}),
+     ("p-bach-hybrid", {"k_own": 2, "context": "encoder"}), ("p-bach", {"pi": "uniform"})],
+)  # fmt: skip
+def test_switches_of_a_model_are_rebuilt(world, histories, tmp_path, name, params):
+    data = (
+        world.with_context(np.random.default_rng(0).normal(size=(world.n_users, 3))) if "context" in params else world
+    )
+    model = perturbed(data, name, **params)
+    extra = {"user": np.arange(30)} if params.get("pi") == "table" else {}
+    extra |= {"context": data.context[:30]} if "context" in params else {}
+    retriever = Retriever(model, "exact")
+    again = Retriever.load(retriever.save(tmp_path))
+    a, b = (one.retrieve(histories, 5, **extra) for one in (retriever, again))
+    np.testing.assert_array_equal(a.scores, b.scores)
+
+
+def test_what_cannot_be_served_from_a_folder_alone(world, tmp_path):
+    as_a_run(tmp_path / "pop", build("mostpop", world), world)
+    with pytest.raises(BachError, match="pop is mostpop, which counts its data set: pass that"):
+        Run.load(tmp_path / "pop")
+    assert Run.load(tmp_path / "pop", world).model.counts.sum() > 0
+    own = build("p-bach", world, 4, **SMALL, gate=PiGate(16, 4))
+    as_a_run(tmp_path / "own", own, world)
+    with pytest.raises(BachError, match="was trained with your own gate: pass model="):
+        Run.load(tmp_path / "own")
+    folder = Retriever(own, "exact").save(tmp_path / "index")
+    with pytest.raises(BachError, match=r"index holds no model .*: give its run or model"):
+        Retriever.load(folder)
+    assert Retriever.load(folder, own).strategy == "exact"
+    folder = made(world).save(tmp_path / "other")
+    (generation,) = folder.glob("gen-*")
+    content = bytearray((generation / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (generation / "model.safetensors").write_bytes(content)
+    for verify in (True, False):
+        with pytest.raises(BachError, match=r"model\.safetensors is damaged"):
+            Retriever.load(folder, verify=verify)
+
+
+class PiGate(torch.nn.Module):
+    def __init__(self, d: int, k: int):
+        super().__init__()
+        self.map = torch.nn.Linear(d, k)
+
+    def forward(self, tokens, history):
+        return self.map(tokens.mean(1))
+
+
+def test_a_data_set_translates_ids(world):
+    raw = world.items["raw_id"]
+    assert world.number_of(raw[7]) == 7 and world.raw(7) == raw[7]
+    assert world.number_of(raw[[3, 1]]).tolist() == [3, 1] and world.number_of([]).tolist() == []
+    np.testing.assert_array_equal(world.raw([[1, 2], [3, 4]]), [[raw[1], raw[2]], [raw[3], raw[4]]])
+    for wrong, said in (
+        (lambda: world.number_of("i000000x"), r"the log has no item 'i000000x' \(the nearest is 'i\d+'\)"),
+        (lambda: world.number_of([raw[0], 5]), r"the log has no item 5 \(the nearest is 'i\d+'\)$"),
+        (lambda: world.raw([3, 600]), "item 600 does not exist: items are 0 … 599"),
+        (lambda: world.raw(-1), "item -1 does not exist"),
+        (lambda: world.raw("x"), "items are whole numbers from 0 to 599"),
+    ):
+        with pytest.raises(BachError, match=said):
+            wrong()

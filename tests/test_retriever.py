@@ -344,7 +344,7 @@ def test_auto_says_why(world, histories, monkeypatch):
     assert small.strategy == "exact" and "600 items, k = 4: a scan takes" in small.why and small.why in repr(small)
     shared = made(world, "p-bach-global", "auto")
     assert shared.strategy in ("codebook", "exact") and "the codebook's lists" in shared.why
-    monkeypatch.setattr("bachlib.serve.retriever.RATIOS", {100: 0.1, 1000: 0.1})  # as if graphs paid at this size
+    monkeypatch.setattr("bachlib.serve.auto.RATIOS", {100: 0.1, 1000: 0.1})  # as if graphs paid at this size
     tried = made(world, strategy="auto")
     assert "two-step" in tried.why and "with recall" in tried.why
     np.testing.assert_array_equal(tried.retrieve(histories, 5).items[:, 0], small.retrieve(histories, 5).items[:, 0])

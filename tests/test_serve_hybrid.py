@@ -141,7 +141,7 @@ def test_a_retriever_of_a_hybrid(world, histories, tmp_path, monkeypatch, name, 
                 each.add(vectors=np.concatenate([new, each.catalogue.vectors[wanted.items[:4, 1]]]))
         else:
             server = Retriever.load(server.save(tmp_path / str(step)), model)
-            with pytest.raises(BachError, match="heads of each user, which needs the model"):
+            with pytest.raises(BachError, match="needs the heads of each user"):
                 CodebookServer(tmp_path / str(step))
 
 

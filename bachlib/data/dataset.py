@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -25,7 +26,7 @@ from bachlib import BachError
 from bachlib.data.windows import windows_of_prefixes
 from bachlib.files import file_hash, read_json
 from bachlib.params import N_HIST, N_TEST, N_VALID
-from bachlib.reading import expect, read_array, read_arrays, read_table, reading
+from bachlib.reading import expect, numbers_of, plain, read_array, read_arrays, read_table, reading
 
 FORMAT = 2  # of the prepared folder; a data set of another format has to be prepared again
 FILES = {"sequences": "sequences.npy", "offsets": "offsets.npy", "users": "users.parquet", "items": "items.parquet"}
@@ -161,6 +162,25 @@ class Dataset:
     def items(self) -> pd.DataFrame:
         """Columns item (= row), raw_id, n_users of the data set who like it (perhaps 0), title, genres (a list)."""
         return read_table(self.folder / FILES["items"])
+
+    @cached_property
+    def _number(self) -> dict[Any, int]:
+        return {raw: item for item, raw in enumerate(plain(self.items["raw_id"]))}
+
+    def number_of(self, raw: Any) -> Any:
+        """The number of an item by its id in the log, or an array of numbers for a list of ids."""
+        alone = isinstance(raw, str | bytes) or not isinstance(raw, Iterable)
+        numbers = numbers_of("number_of", [raw] if alone else raw, self._number)
+        return int(numbers[0]) if alone else numbers
+
+    def raw(self, numbers: ArrayLike) -> Any:
+        """The id in the log of an item number, or an array of ids in the shape of the numbers."""
+        numbers = np.asarray(numbers)
+        if numbers.dtype.kind not in "iu":
+            raise BachError(f"items are whole numbers from 0 to {self.n_items - 1}; got {numbers!r:.60}")
+        if len(wrong := numbers[(numbers < 0) | (numbers >= self.n_items)]):
+            raise BachError(f"item {wrong[0]} does not exist: items are 0 … {self.n_items - 1}")
+        return self.items["raw_id"].to_numpy()[numbers]
 
     @cached_property
     def truth(self) -> Truth:

@@ -25,7 +25,8 @@ def locate(source_name: str) -> Path | None:
     if source_name == "planted":
         return None
     if source.archive is None:
-        raise BachError(f"source {source.name!r} is your own log: give its path with --path")
+        whence = f". It comes from {source.where}. {source.note}" if source.where else ""
+        raise BachError(f"source {source.name!r} is your own log: give its path with --path{whence}")
     if there := on_disk(source):
         return there
     if source.url is None:

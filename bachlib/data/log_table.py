@@ -115,17 +115,17 @@ class LogTable:
         else:
             self.con.execute(f"INSERT INTO log BY NAME {select}")
 
-    def named_columns(self, found: list[str], label: str) -> dict[str, str]:
-        """Role → column of the user's log. Without `columns=` the columns must be called user, item, time, …"""
-        named = {"user": "user", "item": "item", "time": "time"}
-        if self.params.columns is None:
-            named |= {role: role for role in ("rating", "title", "genre") if role in found}
-        else:
-            named |= self.params.columns
+    def named_columns(self, found: list[str], label: str, fixed: dict[str, str] | None = None) -> dict[str, str]:
+        """Role → column. Of a data set we know it is `fixed`; else the user's `columns=`, or columns called user, item,
+        time, …"""
+        there = {role: role for role in ("rating", "title", "genre") if role in found}
+        usual = {"user": "user", "item": "item", "time": "time"}
+        named = fixed or usual | (there if self.params.columns is None else self.params.columns)
         if missing := [f"{column!r} ({role})" for role, column in named.items() if column not in found]:
-            advice = 'Say which is which with columns={"user": …, "item": …, "time": …} (--user … --item … --time …)'
-            there = ", ".join(map(repr, found))
-            raise BachError(f"{label} has no column {', '.join(missing)}; its columns are {there}. {advice}")
+            how = 'columns={"user": …, "item": …, "time": …} (--user … --item … --time …)'
+            advice = "It is not the authors' file" if fixed else f"Say which is which with {how}"
+            shown = ", ".join(map(repr, found))
+            raise BachError(f"{label} has no column {', '.join(missing)}; its columns are {shown}. {advice}")
         for role, column in named.items():
             if others := [other for other in named if named[other] == column and other != role]:
                 raise BachError(f"columns= names {column!r} for both {role} and {others[0]}; each needs its own column")

@@ -62,10 +62,12 @@ def parquet(log: LogTable, path: Path, label: str) -> tuple[str, dict[str, str]]
     return relation, {name: kind for name, kind, *_ in described}
 
 
-def read_parquet(log: LogTable, path: Path, label: str, times: Iterator[str]) -> None:
+def read_parquet(
+    log: LogTable, path: Path, label: str, times: Iterator[str], fixed: dict[str, str] | None = None
+) -> None:
     """Append one Parquet file to the table `log`. Rows with a missing or unreadable value go to `log.bad`."""
     relation, kinds = parquet(log, path, label)
-    named = log.named_columns(list(kinds), label)
+    named = log.named_columns(list(kinds), label, fixed)
     sql = {role: quote_name(column) for role, column in named.items()}
 
     chosen = {role: _id(sql[role], kinds[named[role]]) for role in ("user", "item")}

@@ -106,8 +106,8 @@ def prepare(
 
 
 def data_label(source: str, path: str | Path | None) -> str:
-    """A readable name of a log: its source, or the file name of a csv or parquet log without unusual characters."""
-    return re.sub(r"[^\w.-]+", "-", Path(path).stem) if source in ("csv", "parquet") else source
+    """A readable name of a log: its source, or the name of a file of the user's own without unusual characters."""
+    return re.sub(r"[^\w.-]+", "-", Path(path).stem) if find_source(source).own else source
 
 
 def folder_name(

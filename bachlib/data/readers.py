@@ -52,9 +52,9 @@ def _named(label: str) -> Iterator[None]:
 
 def _read(log: LogTable, source: Source, raw: RawFile, raws: list[RawFile], work: Path) -> None:
     times = _times(log, source, raws, work)
-    if source.name in ("parquet", "complete-journey"):
-        whole = as_plain(raw, work) if source.name == "parquet" else journey(log, raw, work)
-        read_parquet(log, whole, raw.label, times)
+    if source.log.endswith(".parquet"):
+        whole = journey(log, raw, work) if source.name == "complete-journey" else as_plain(raw, work)
+        read_parquet(log, whole, raw.label, times, source.named)
         return
     plain = as_plain(raw, work, log.params.encoding)
     if source.name == "netflix":
@@ -68,9 +68,9 @@ def _read(log: LogTable, source: Source, raw: RawFile, raws: list[RawFile], work
 def _times(log: LogTable, source: Source, raws: list[RawFile], work: Path) -> Iterator[str]:
     """For each file, a query of its times as text: see `LogTable.time_type`."""
     for raw in raws:
-        if source.name == "parquet":
+        if source.log.endswith(".parquet"):
             relation, kinds = parquet(log, as_plain(raw, work), raw.label)
-            column = log.named_columns(list(kinds), raw.label)["time"]
+            column = log.named_columns(list(kinds), raw.label, source.named)["time"]
             yield f"SELECT {quote_name(column)}::VARCHAR AS t FROM {relation}"
         else:
             plain = as_plain(raw, work, log.params.encoding)
@@ -115,10 +115,12 @@ def read_text(log: LogTable, source: Source, path: Path, label: str, times: Iter
     if "behavior" in used:  # any behaviour counts as liked, but it has to be one of the four
         used.remove("behavior")
         where += " AND behavior IS NOT NULL"
-    time = "time" if source.columns else integer_time("time", layout.fields["time"])
-    chosen = ", ".join(f"{time} AS time" if name == "time" else name for name in used)
+    sql = {name: name for name in used} | ({"rating": source.rating} if source.rating else {})
+    if (kind := layout.fields["time"]) != "BIGINT":
+        sql["time"] = integer_time("time", kind)
+    chosen = ", ".join(f"{expression} AS {name}" for name, expression in sql.items())
     log.con.execute("DROP TABLE IF EXISTS reject_errors; DROP TABLE IF EXISTS reject_scans")
-    log.append(f"SELECT {chosen} FROM {_relation(path, layout, log.params)} WHERE {where}", used, label)
+    log.append(f"SELECT {chosen} FROM {_relation(path, layout, log.params)} WHERE {where}", list(sql), label)
     _collect_rejects(log, path, label)
     _drop_empty(log, path, layout, label)
 
@@ -189,6 +191,15 @@ def _known_layout(source: Source, path: Path, label: str) -> Layout:
     """The authors' format, after a check that the first line has it."""
     first = _first_line(path, label)
     fields = [field.strip('"') for field in first.split(source.delimiter)]
+    if source.named:
+        needed = [column for role, column in source.named.items() if role != "rating"]
+        if any(fields.count(column) != 1 for column in needed) or fields.count(source.named.get("rating", "")) > 1:
+            found = f"should name {', '.join(needed)} once each, and is {first!r}"
+            raise BachError(f"{label} is not a {source.name} log: its first line {shortened(found)}")
+        role = {column: name for name, column in source.named.items()}
+        names = [role.get(field, f"_{n}") for n, field in enumerate(fields)]
+        columns = {name: source.columns.get(name, "VARCHAR") for name in names}
+        return Layout(columns, source.delimiter, header=True)
     if len(fields) != len(source.columns) or fields != list(source.header or fields):
         found = f"should be like {source.delimiter.join(source.header or source.columns)!r} and is {first!r}"
         raise BachError(f"{label} is not a {source.name} log: its first line {found}")
@@ -238,7 +249,7 @@ def _first_line(path: Path, label: str) -> str:
 
 
 def _not_cut_off(log: LogTable, path: Path, layout: Layout, label: str) -> str:
-    """An SQL condition that leaves out a last line that was cut off inside its last field, the time.
+    """An SQL condition that leaves out a last line that was cut off inside its last field, if that is the time.
 
     The authors end every line with a line feed. A last line without one and with a shorter time than the line before
     has lost digits, and the rest would be read as another time.
@@ -248,12 +259,15 @@ def _not_cut_off(log: LogTable, path: Path, layout: Layout, label: str) -> str:
         tail = stream.read().decode("utf-8", errors="replace")
     *_, before, last = ["", *tail.split("\n")]
     values = dict(zip(layout.fields, last.split(layout.delimiter), strict=False))
-    if len(values) != len(layout.fields) or len(values["time"]) >= len(before.strip().split(layout.delimiter)[-1]):
-        return "true"  # complete, or too few fields: the reader rejects those itself
-    if not all(values[name].isdigit() for name in ("user", "item", "time")):
+    if len(values) != len(layout.fields) or list(layout.fields)[-1] != "time":
+        return "true"  # too few fields, which the reader rejects itself, or cut off where nothing is read
+    if len(values["time"]) >= len(before.strip().split(layout.delimiter)[-1]):
+        return "true"  # complete
+    if not all(values[name].isdigit() or layout.fields[name] == "VARCHAR" for name in ("user", "item", "time")):
         return "true"
     log.bad.add(1, [f"{label}, line {_line_at(path, path.stat().st_size)}: the last line is cut off: {last!r}"])
-    return "NOT (" + " AND ".join(f"{name} = {values[name]}" for name in ("user", "item", "time")) + ")"
+    same = (f"{name} = {quote(values[name])}" for name in ("user", "item", "time"))
+    return f"NOT ({' AND '.join(same)})"
 
 
 def _drop_empty(log: LogTable, path: Path, layout: Layout, label: str) -> None:
@@ -287,7 +301,7 @@ def _explain(where: str, column: str | None, kind: str, message: str, text: str)
     if kind == "CAST":
         kinds = {"time": "a time", "rating": "a number", "behavior": "one of pv, buy, cart, fav"}
         wrong = "missing" if 'convert string ""' in message else f"not {kinds.get(column, 'a whole number')}"
-        return f"{where}: {column} is {wrong}: {text!r}"
+        return f"{where}: {column.lstrip('_')} is {wrong}: {text!r}"
     if kind == "INVALID ENCODING":
         return _not_utf8(where)
     return f"{where}: {kind.lower()} ({message.rstrip('.')}): {text!r}"

@@ -21,10 +21,11 @@ from typing import NamedTuple
 from distributed import Client, as_completed
 from tqdm import tqdm
 
+from bachlib import BachError
 from bachlib.experiment import estimate
 from bachlib.experiment.notebooks import PARAMS, STATUS, as_yaml, run
 from bachlib.experiment.settings import read_experiment
-from bachlib.experiment.stages import data_name, prepared
+from bachlib.experiment.stages import data_name, point_name, prepared
 from bachlib.experiment.sweep import LOG, Point, Sweep, keep, state
 from bachlib.experiment.workers import AS_WITHOUT_DASK, THREADS, call, cluster, environment, local_workers
 from bachlib.files import code_hash, output_dir, write_text
@@ -120,7 +121,10 @@ def perform(task: Task) -> Outcome:
         write_text(folder / PARAMS, task.params)
         with environment(**variables, **AS_WITHOUT_DASK), _output_into(folder / LOG, f"{task.threads} threads"):
             try:
-                run(read_experiment(folder / PARAMS), report=False)
+                p = read_experiment(folder / PARAMS)
+                if point_name(p) != task.name:
+                    raise BachError(f"the modules of your own on {platform.node()} differ from those here")
+                run(p, report=False)
             except Exception as error:
                 print(error, flush=True)
                 return Outcome("failed", time.monotonic() - start, str(error))

@@ -29,7 +29,8 @@ from papermill.exceptions import PapermillExecutionError
 from bachlib import BachError
 from bachlib.data.download import on_disk
 from bachlib.data.sources import SOURCES
-from bachlib.experiment.settings import SINGLE, Experiment, notebook_folder
+from bachlib.experiment.own import sources
+from bachlib.experiment.settings import PARTS, SINGLE, Experiment, notebook_folder
 from bachlib.experiment.stages import point_name
 from bachlib.experiment.workers import AS_WITHOUT_DASK, THREADS, call, cluster, environment, local_workers
 from bachlib.files import (
@@ -168,7 +169,7 @@ def is_as_written(name: str, values: dict[str, Any]) -> bool:
     own = _parameters_of(name)
     if "source" not in own:
         return not values
-    decide = {*own, *ABOUT_DATA, *ModelParams.model_fields, *TrainParams.model_fields}  # what its results depend on
+    decide = {*own, *ABOUT_DATA, *ModelParams.model_fields, *TrainParams.model_fields, *PARTS}  # what results depend on
     asked, usual = (Experiment(**chosen).model_dump(include=decide) for chosen in ({**own, **values}, own))
     return asked == usual
 
@@ -180,6 +181,8 @@ def keys(p: Experiment) -> dict[str, str]:
         inputs = {"code": code_hash(code_of(name)), "cells": _cells(name), "values": values}
         if "source" in values:
             inputs |= {"log": _log(p)}
+        if told := sources(p):
+            inputs |= {"own": told}
         if _has_lessons(name) and not is_as_written(name, values):
             inputs |= {"lessons": False}
         found[name] = short_hash(inputs)

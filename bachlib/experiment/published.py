@@ -4,7 +4,7 @@
 intervals and paired tests can be computed again, the history, parameters, seconds, versions and the hash of the code.
 It can be called at any time: it adds what is finished and not yet published. A point with a published record counts as
 done on every machine. Its values and data have to be the same; another version of the code may have made it, and the
-record says which.
+record says which. Modules of one's own have to have the same source.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from bachlib.data import Dataset
 from bachlib.evaluate import Evaluation
 from bachlib.evaluate.traits import traits
 from bachlib.experiment.notebooks import METRICS, STATUS, stages
+from bachlib.experiment.own import sources
 from bachlib.experiment.settings import SINGLE, Experiment
 from bachlib.experiment.stages import data_name
 from bachlib.files import (
@@ -92,14 +93,14 @@ def _publish(point: Point, target: Path) -> Path:
             write_table(folder / HISTORY, history, compact=True)
         for path in filter(Path.exists, map(point.folder.joinpath, KEPT)):
             shutil.copyfile(path, folder / path.name)
-        told = {"seconds": stage["seconds"], "values": values, "code": code_hash()}
+        told = {"seconds": stage["seconds"], "values": values, "code": code_hash(), "own": sources(point.p)}
         write_json(folder / STATUS, {"status": "done", "notebooks": {SINGLE: told}}, checked=True)
     return target
 
 
 def published(point: Point) -> Path | None:
     """The folder of the point's published record, made by this or by another sweep."""
-    wanted = _comparable(stages(point.p)[SINGLE])
+    wanted = _comparable(stages(point.p)[SINGLE]), sources(point.p)
     for path in sorted(published_dir().glob(f"*/*/{STATUS}")):  # the name of a run holds the hash of the code
         if _values_of(path, path.stat().st_mtime_ns) == wanted:
             with reading(path.parent / METRICS, RESTORE):
@@ -109,10 +110,11 @@ def published(point: Point) -> Path | None:
 
 
 @lru_cache(maxsize=10_000)
-def _values_of(path: Path, changed: int) -> str:
-    """The values of a record, read once as long as the file does not change."""
+def _values_of(path: Path, changed: int) -> tuple[str, dict[str, str]]:
+    """Values and own modules of a record, read once as long as the file does not change."""
     with reading(path, RESTORE):
-        return _comparable(read_json(path)["notebooks"][SINGLE]["values"])
+        stage = read_json(path)["notebooks"][SINGLE]
+        return _comparable(stage["values"]), stage.get("own", {})
 
 
 def _comparable(values: dict[str, Any]) -> str:

@@ -6,12 +6,13 @@ Everything is checked before anything runs: unknown keys, wrong types, incompati
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_serializer, model_validator
 
 from bachlib import BachError
 from bachlib.data.sources import SOURCES
@@ -23,6 +24,8 @@ from bachlib.reading import YAML_BYTES, from_yaml
 
 CHAIN = ["03_data", "04_train", "05_evaluate", "06_heads_and_pi", "07_serving"]
 NAME = r"^\w[\w.-]{0,99}$"  # of folders
+FUNCTION = r"[^\W\d][\w.]{0,199}:[^\W\d]\w{0,99}"  # of a module
+PARTS = ("encoder", "gate", "item_tower")  # of a model that may be of one's own, see `own`
 SINGLE = "single"  # the notebook of one training, which a sweep runs for each of its points
 
 
@@ -42,6 +45,9 @@ class Experiment(TrainParams, ModelParams, PrepareParams, WorldParams):
     world_width: float = Field(WorldParams.model_fields["width"].default, ge=0.01, lt=1.5,
                                description="typical angle (radians) of a planted item to its interest")  # fmt: skip
     method: str = Field("p-bach", description="the method that the notebook `single` trains")
+    encoder: str | None = Field(None, description="an encoder of your own, as package.module:function")
+    gate: str | None = Field(None, description="a gating tower of your own, in the same way")
+    item_tower: str | None = Field(None, description="an item tower of your own, in the same way")
     seeds: int = Field(1, ge=1, description="number of trainings of each method, with seed, seed + 1, …")
     prototypes: int = Field(
         16, ge=1, description="heads of the global codebook, in notebooks that also have a personal model"
@@ -60,6 +66,18 @@ class Experiment(TrainParams, ModelParams, PrepareParams, WorldParams):
         if isinstance(value, bool) and cls.model_fields[info.field_name].annotation is not bool:
             raise ValueError("should not be true or false")
         return value
+
+    @field_validator(*PARTS)
+    @classmethod
+    def _names_a_function(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(FUNCTION, value):
+            raise ValueError("should be package.module:function")
+        return value
+
+    @model_serializer(mode="wrap")
+    def _as_before_there_were_own_parts(self, serialize: Any) -> dict[str, Any]:
+        """Without the parts that are not one's own: names and hashes of earlier runs stay what they are."""
+        return {key: value for key, value in serialize(self).items() if key not in PARTS or value is not None}
 
     @property
     def prepare(self) -> dict[str, Any]:
@@ -100,12 +118,16 @@ def _impossible(p: Experiment) -> Iterator[str]:
             yield f"{name}: method {p.method!r} {NO_ELBO}; got {getattr(p, name)!r}"
         if problem := cannot_serve(p.serve_by, METHODS[p.method].kernel, f"method {p.method!r}"):
             yield problem
+        for part in unused(p.method):
+            if getattr(p, part):
+                yield f"{part}: method {p.method!r} has no {part.replace('_', ' ')}; got {getattr(p, part)!r}"
+    if p.gate and p.pi != "gate":
+        yield f"gate: pi={p.pi!r} has no gating tower; use pi: gate"
     if p.source not in SOURCES:
         yield f"source: there is no {p.source!r}{nearest(p.source, SOURCES)}; there are {', '.join(SOURCES)}"
-    own = p.source in ("csv", "parquet")
-    if own and p.path is None:
+    elif SOURCES[p.source].own and p.path is None:
         yield f"path: source {p.source!r} needs the path of your log"
-    if p.columns is not None and not own:
+    if p.columns is not None and p.source not in ("csv", "parquet"):
         yield f"columns: source {p.source!r} has fixed columns; only csv and parquet take them"
     if p.items != "product" and p.source != "complete-journey":
         yield f"items: source {p.source!r} has no product types; only complete-journey has"
@@ -120,6 +142,12 @@ def _impossible(p: Experiment) -> Iterator[str]:
     for name in p.notebooks if "notebooks" in p.model_fields_set else []:
         if name not in notebook_names():
             yield f"notebooks: there is no {name!r}{nearest(name, notebook_names())}"
+
+
+def unused(method: str) -> tuple[str, ...]:
+    """The parts that a method does not have."""
+    row = METHODS[method]
+    return PARTS if row.objective == "counts" else () if row.kernel else ("gate",)
 
 
 def nearest(name: str, known: Any) -> str:

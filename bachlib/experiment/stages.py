@@ -23,12 +23,13 @@ from bachlib.data import Dataset, planted, prepare
 from bachlib.data.download import locate
 from bachlib.data.prepare import data_label, folder_name
 from bachlib.evaluate import Evaluation, answers, diagnostics, evaluate
-from bachlib.experiment.settings import Experiment, experiment_of
+from bachlib.experiment import own
+from bachlib.experiment.settings import Experiment, experiment_of, unused
 from bachlib.files import output_dir
 from bachlib.model.methods import METHODS, build
 from bachlib.params import ELBO_ONLY, ModelParams, TrainParams, noted
 from bachlib.train import Run, fit
-from bachlib.train.run import name_of_run
+from bachlib.train.run import name_of_run, other_data
 
 KNOWN = "_names_of_parameters"  # a notebook's variable: which of its variables are parameters
 LITERAL = (str, int, float, bool, list, dict, type(None))
@@ -99,8 +100,12 @@ def trained(
     if METHODS[method].kernel is None:
         usual = {name: ModelParams.model_fields[name].default for name in ELBO_ONLY}
         p = p.model_copy(update=usual | {"serve_by": "density"})
+    p = p.model_copy(update=dict.fromkeys(unused(method)))
     p = experiment_of(p.model_dump(exclude_unset=True) | more, f"training {method}").model_copy(update=context)
-    run = fit(build(method, dataset, **p.model), dataset, p.train, quiet=quiet)
+    model, folder, fresh = build(method, dataset, **own.parts(p, dataset, heads_of(p)), **p.model), None, False
+    if own.sources(p):
+        fresh = other_data(folder := output_dir("runs", run_name(p, dataset)), dataset)
+    run = fit(model, dataset, p.train, folder, fresh=fresh, quiet=quiet)
     if run.status != "finished":
         raise BachError(f"the training in {run.folder} is {run.status}: call it again to resume it")
     return run
@@ -110,7 +115,7 @@ def run_name(p: Experiment, dataset: Dataset | None = None) -> str:
     """The folder of the experiment's training, known before the data is prepared."""
     row = METHODS[p.method]
     params = noted(ModelParams(**p.model)) | {"k": heads_of(p)}
-    config = {"method": p.method, "row": row._asdict(), "params": params, "own": {}}
+    config = {"method": p.method, "row": row._asdict(), "params": params, "own": own.sources(p)}
     data = {"name": data_name(p)} if dataset is None else dataset.identity
     return name_of_run(config, data, TrainParams(**p.train))
 

@@ -31,6 +31,7 @@ from bachlib.experiment.notebooks import METRICS, STATUS, folder_of, keys, stage
 from bachlib.experiment.published import published
 from bachlib.experiment.settings import (
     NAME,
+    PARTS,
     SINGLE,
     Experiment,
     checked,
@@ -60,7 +61,8 @@ from bachlib.params import ModelParams, Params, PrepareParams, TrainParams, Worl
 
 LOG = "log.txt"  # of a point: what its process printed
 FILE = "sweep.yaml"
-AXES = {*ModelParams.model_fields, *TrainParams.model_fields} - {"seed", "device", "checkpoint_seconds"} | {"serve_by"}
+AXES = {*ModelParams.model_fields, *TrainParams.model_fields} - {"seed", "device", "checkpoint_seconds"}
+AXES |= {"serve_by", *PARTS}
 VARIES = AXES | {*PrepareParams.model_fields, *WorldParams.model_fields}  # another training, or another evaluation
 VARIES |= {"method", "source", "path", "data_seed", "world_d", "world_width"}
 
@@ -191,10 +193,10 @@ def expand(file: SweepFile, path: Path) -> list[Point]:
             more = {**file.set, **where, "notebooks": [SINGLE]}
             try:
                 p = read_experiment(base, more, overlays)
+                p = p.model_copy(update={"k": heads_of(p), "name": point_name(p)})
             except BachError as error:
                 told = ", ".join(f"{key} = {value}" for key, value in where.items())
                 raise BachError(f"{path}, at {told}: {error}") from None
-            p = p.model_copy(update={"k": heads_of(p), "name": point_name(p)})
             several = {"experiment": "-".join(Path(x).stem for x in (base, *overlays))} if len(bases) > 1 else {}
             place = {"data": label(p), **several} | {key: getattr(p, key) for key in file.varied}
             points.setdefault(p.name, Point(p, place))

@@ -10,68 +10,75 @@ Below: checks of the numbers, raw ids and vectors that users give.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from bachlib import BachError
+from bachlib.reading import numbers_of, plain
 from bachlib.serve.codebook import CodebookArrays, CodebookLists
 from bachlib.serve.density import LeftOut
 from bachlib.serve.exact import Coarse
 from bachlib.serve.rows import appended, is_among
 
 Genres = Sequence[Sequence[str]]  # those of each item
+NO_LABEL = {"raw_ids": None, "genres": [], "titles": None}  # of an item without
 
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """What the log calls the known items, by number. Either may be missing."""
+    """What the log calls the known items, by number. Each may be missing."""
 
     raw_ids: list | None = None  # None for an item without
     genres: Genres | None = None
+    titles: list | None = None
 
     @classmethod
-    def of(cls, n: int, raw_ids: Any = None, genres: Any = None) -> Labels:
+    def of(cls, n: int, raw_ids: Any = None, genres: Any = None, titles: Any = None) -> Labels:
         """Labels of n items; lists that are given may be longer."""
-        for name, given in (("genres", genres), ("raw_ids", raw_ids)):
+        for name, given in (("genres", genres), ("raw_ids", raw_ids), ("titles", titles)):
             if given is not None and len(given) < n:
                 raise BachError(f"{name} should hold those of each of {n:,} items; got {len(given):,}")
-        made = cls(None if raw_ids is None else plain(raw_ids), None if genres is None else list(genres))
+        raw_ids, titles = (None if of is None else plain(of) for of in (raw_ids, titles))
+        made = cls(raw_ids, None if genres is None else list(genres), titles)
         made.number  # noqa: B018  raises an error if two items have the same id
         return made
 
+    def items(self) -> list[tuple[str, list]]:
+        """The names and values of those that are known."""
+        return [(name, own) for name, own in vars(self).items() if name in NO_LABEL and own is not None]
+
     def resized(self, n: int) -> Labels:
         """For n known items: those that came later have no labels yet."""
-        raw_ids = self.raw_ids and [*self.raw_ids[:n], *[None] * (n - len(self.raw_ids))]
-        made = Labels(raw_ids, self.genres and [*self.genres[:n], *[[]] * (n - len(self.genres))])
-        if raw_ids and len(self.raw_ids) <= n:  # the same numbers: the first new item would wait for counting them
+        made = Labels(**{name: [*own[:n], *[NO_LABEL[name]] * (n - len(own))] for name, own in self.items()})
+        if self.raw_ids and len(self.raw_ids) <= n:  # the same numbers: the first new item would wait for counting them
             made.__dict__["number"] = self.number
         return made
 
-    def replaced(self, raw_ids: Any, genres: Any) -> tuple[list | None, list | None]:
-        """(raw ids, genres), those given in place of the first ones here."""
-        given = (raw_ids if raw_ids is None else plain(raw_ids), genres if genres is None else list(genres))
-        own = (self.raw_ids, self.genres)
-        return tuple(a if b is None else [*b, *(a or [])[len(b) :]] for a, b in zip(own, given, strict=True))
+    def replaced(self, **given: Any) -> dict[str, list | None]:
+        """Raw ids, genres and titles, those given in place of the first ones here."""
+        own = dict(self.items())
+        given = {name: plain(one) if name != "genres" else list(one) for name, one in given.items() if one is not None}
+        return own | {name: [*one, *own.get(name, [])[len(one) :]] for name, one in given.items()}
 
-    def extended(self, m: int, raw_ids: Any = None, genres: Any = None) -> Labels:
+    def extended(self, m: int, **given: Any) -> Labels:
         """Labels with those of m more items."""
-        for name, given in (("genres", genres), ("raw_ids", raw_ids)):
-            if given is not None and len(given) != m:
-                raise BachError(f"{name} should hold those of each of {m} new items; got {len(given)}")
-            if given is not None and getattr(self, name) is None:
+        known = dict(self.items())
+        for name, one in given.items():
+            if one is not None and len(one) != m:
+                raise BachError(f"{name} should hold those of each of {m} new items; got {len(one)}")
+            if one is not None and name not in known:
                 raise BachError(f"{name} of new items need those of all others: Retriever(model, {name}=…)")
-        more = self.raw_ids and Labels.of(0, [None] * m if raw_ids is None else raw_ids)
-        if more and (twice := more.number.keys() & self.number.keys()):
+        new = {name: [NO_LABEL[name]] * m if given.get(name) is None else given[name] for name in known}
+        more = Labels.of(0, **new)
+        if twice := more.number.keys() & self.number.keys():
             raise BachError(f"raw_ids: two items have the id {min(twice, key=str)!r}; each item needs its own")
-        genres = self.genres and [*self.genres, *([[]] * m if genres is None else genres)]
-        made = Labels(more and [*self.raw_ids, *more.raw_ids], genres)
-        if more:  # kept up to date: counting all of them again would take long
+        made = Labels(**{name: [*known[name], *one] for name, one in more.items()})
+        if "raw_ids" in known:  # kept up to date: counting all of them again would take long
             n = len(self.raw_ids)
             made.__dict__["number"] = self.number | {raw: n + at for raw, at in more.number.items()}
         return made
@@ -95,24 +102,7 @@ class Labels:
 
     def known_ids(self, name: str, given: Any) -> Int[np.ndarray, " m"]:
         """Item numbers of raw ids; an error names the unknown ones and what they may be meant to be."""
-        given = plain(given)
-        try:
-            unknown = [raw for raw in given if isinstance(raw, bool) or raw not in self.number]
-        except TypeError:  # a list in a list
-            raise BachError(f"{name} should be a list of ids of the log; got {given!r:.60}") from None
-        if unknown:
-            told = ", ".join(f"{raw!r} (the nearest is {self._nearest(raw)!r})" for raw in unknown[:5])
-            more = f" and {len(unknown) - 5:,} more" if len(unknown) > 5 else ""
-            raise BachError(f"{name}: the log has no item {told}{more}")
-        return np.array([self.number[raw] for raw in given], np.int64)
-
-    def _nearest(self, raw: Any) -> Any:
-        spelt, numbers = {str(known): known for known in self.number}, (int, float)
-        if str(raw) in spelt:  # a number for a text, or a text for a number
-            return spelt[str(raw)]
-        if isinstance(raw, numbers) and raw == raw and all(isinstance(known, numbers) for known in self.number):
-            return min(self.number, key=lambda known: abs(known - raw))
-        return spelt[get_close_matches(str(raw), [*spelt][:50_000], 1, 0)[0]]
+        return numbers_of(name, given, self.number)
 
 
 class Catalogue(NamedTuple):
@@ -128,7 +118,7 @@ class Catalogue(NamedTuple):
 
     @classmethod
     def of(cls, vectors: np.ndarray, tokens: np.ndarray | None = None, numbers: np.ndarray | None = None) -> Catalogue:
-        vectors = _unit(vectors)
+        vectors = unit_rows("item vectors", vectors)
         tokens = vectors if tokens is None else np.ascontiguousarray(tokens, np.float32)
         everything = numbers is None or len(numbers) == len(vectors)
         numbers = np.arange(len(vectors)) if everything else np.asarray(numbers)
@@ -136,6 +126,8 @@ class Catalogue(NamedTuple):
 
     def places(self, numbers: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m_or_fewer"]:
         """Places of items in `items`; items that have none are skipped."""
+        if self.numbers[-1] == len(self.numbers) - 1:  # every item is at the place of its number
+            return numbers[numbers < len(self.numbers)]
         return np.searchsorted(self.numbers, numbers)[is_among(numbers, self.numbers)]
 
     @property
@@ -170,17 +162,61 @@ class Catalogue(NamedTuple):
         tokens = None if self.tokens is self.vectors else self.tokens
         return Catalogue.of(self.vectors, tokens, self.served)._replace(labels=self.labels)
 
-    def left_out(self, lists: list[np.ndarray], K: int) -> LeftOut:
-        """The places that each request must not get; raises an error if fewer than K items remain."""
-        if not isinstance(K, int | np.integer) or isinstance(K, bool) or K < 1:
-            raise BachError(f"K should be a whole number ≥ 1; got {K!r}")
+    def left_out(self, lists: list[np.ndarray], K: int, only: list[np.ndarray] | None = None) -> LeftOut:
+        """The places that each request must not get: of `lists`, and all that are not of `only`. Raises an error if
+        fewer than K items remain.
+        """
+        if only is not None:
+            may, n_own = self.allowed(lists, K, only)
+            return LeftOut.all_but(may, len(self.items), n_own)
         out = LeftOut.of([self.places(rows) for rows in lists], self.gone)
-        remaining = len(self.numbers) - np.diff(out.starts)
-        if (remaining < K).any():
-            row = int(np.argmin(remaining))
-            left = f"of {len(self.numbers) - len(self.gone):,} items {remaining[row]:,} remain for request {row}"
-            raise BachError(f"K={K}, but {left} after history and exclusions; ask for at most that many")
+        self._enough(K, len(self.numbers) - np.diff(out.starts))
         return out
+
+    def remaining(self, lists: list[np.ndarray], K: int, only: list[np.ndarray] | None = None) -> Int[np.ndarray, " B"]:
+        """How many items each request may get; raises an error if these are fewer than K."""
+        if only is None:
+            return len(self.numbers) - np.diff(self.left_out(lists, K).starts)
+        remaining = np.array([np.count_nonzero(left) for left, _ in self._allowed(lists, only)])
+        self._enough(K, remaining, only)
+        return remaining
+
+    def allowed(
+        self, lists: list[np.ndarray], K: int, only: list[np.ndarray]
+    ) -> tuple[list[Int[np.ndarray, " a"]], Int[np.ndarray, " B"]]:
+        """(the places of `only` that each request may get, ascending; how many of its list it must not get because of
+        `lists`). Raises an error if fewer than K remain.
+        """
+        found = [(np.flatnonzero(left), most) for left, most in self._allowed(lists, only)]
+        remaining = np.array([len(places) for places, _ in found])
+        self._enough(K, remaining, only)
+        return [places for places, _ in found], np.array([most for _, most in found]) - remaining
+
+    def _allowed(self, lists: list[np.ndarray], only: list[np.ndarray]) -> Iterator[tuple[Bool[np.ndarray, " n"], int]]:
+        """For each request which places it may get, and how many it might get but for `lists`."""
+        last = None
+        for rows, own in zip(lists, only, strict=True):
+            if own is not last:  # a list for all requests is looked up once
+                last, listed = own, np.zeros(len(self.items), bool)
+                listed[self.places(own)] = True
+                listed[self.gone] = False
+                most = np.count_nonzero(listed)
+            left = listed.copy()
+            left[self.places(rows)] = False
+            yield left, most
+
+    def _enough(self, K: int, remaining: Int[np.ndarray, " B"], only: list[np.ndarray] | None = None) -> None:
+        if (remaining < checked_K(K)).any():
+            row = int(np.argmin(remaining))
+            n, kind = (len(self.served), "items") if only is None else (len(only[row]), "allowed items")
+            left = f"of {n:,} {kind} {remaining[row]:,} remain for request {row}"
+            raise BachError(f"K={K}, but {left} after history and exclusions; ask for at most that many")
+
+
+def checked_K(K: Any) -> int:
+    if not isinstance(K, int | np.integer) or isinstance(K, bool) or K < 1:
+        raise BachError(f"K should be a whole number ≥ 1; got {K!r}")
+    return int(K)
 
 
 def known_ids(name: str, given: Any, n: int, pads: bool = False) -> Int[np.ndarray, " m"]:
@@ -210,9 +246,10 @@ def lists_of(name: str, given: Any, known: int | Labels, B: int | None = None) -
         given = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable) or getattr(given, "ndim", 1) == 0:
         raise BachError(f"{name} should be a list of {of}, or one list per request; got {given!r:.60}")
-    rows = list(given)
-    if not any(isinstance(row, Iterable) and not (raw and isinstance(row, str | bytes)) for row in rows):
-        if not rows and B is None:
+    rows = given if getattr(given, "ndim", 0) == 1 and given.dtype != object else list(given)
+    kinds = set() if rows is given else {*map(type, rows)}  # a list may be long
+    if not any(issubclass(kind, Iterable) and not (raw and issubclass(kind, str | bytes)) for kind in kinds):
+        if not len(rows) and B is None:
             return []
         if getattr(given, "ndim", 1) <= 1:
             return [ids(name, rows)] * (B or 1)
@@ -223,27 +260,24 @@ def lists_of(name: str, given: Any, known: int | Labels, B: int | None = None) -
     return [ids(f"{name} of request {row}", one) for row, one in enumerate(rows)]
 
 
-def plain(given: Any) -> list:
-    """A list of Python's own numbers and texts, from an array, a tensor, a pandas column or a list."""
-    return [raw.item() if isinstance(raw, np.generic) else raw for raw in getattr(given, "tolist", given.__iter__)()]
-
-
-def as_numbers(name: str, given: Any) -> Float[np.ndarray, "n d"]:
-    """(n, d) float32 numbers from an array, tensor or list."""
+def as_numbers(name: str, given: Any, of: str = "n d") -> np.ndarray:
+    """float32 numbers with these dimensions, from an array, a tensor or lists; there is at least one."""
+    shape = f"({', '.join(of.split())})"
     try:
         array = np.ascontiguousarray(given.detach().cpu() if hasattr(given, "detach") else given, np.float32)
     except (TypeError, ValueError):
-        raise BachError(f"{name} should be numbers, (n, d); got {given!r:.60}") from None
-    if array.ndim != 2 or not len(array):
-        raise BachError(f"{name} should be (n, d) with at least one item; got shape {array.shape}")
+        raise BachError(f"{name} should be numbers, {shape}; got {given!r:.60}") from None
+    if array.ndim != len(of.split()) or not array.size:
+        raise BachError(f"{name} should be {shape} with at least one item; got shape {array.shape}")
     return array
 
 
-def _unit(vectors: Any) -> Float[np.ndarray, "n d"]:
-    vectors = as_numbers("item vectors", vectors)
+def unit_rows(name: str, vectors: Any) -> Float[np.ndarray, "n d"]:
+    """Checked unit vectors, as the bounds of the scan need them."""
+    vectors = as_numbers(name, vectors)
     length = np.linalg.norm(vectors, axis=1)
     if (wrong := np.flatnonzero(~(np.abs(length - 1) < 1e-3))).size:  # NaN is wrong, too
         told = f"row {wrong[0]} has length {length[wrong[0]]:.3g}"
-        raise BachError(f"item vectors should be unit: {told}; divide each by its length")
+        raise BachError(f"{name} should be unit: {told}; divide each by its length")
     off = np.abs(length - 1) > 1e-6  # the bounds of the scan hold for unit vectors only
     return np.where(off[:, None], vectors / length[:, None], vectors) if off.any() else vectors

@@ -209,13 +209,18 @@ def from_lists(
     return best, scored, proved
 
 
+def query_of(arrays: CodebookArrays | CodebookLists, pi: Float[np.ndarray, "B k"], rule: Rule) -> Query:
+    """The query of users of the codebook."""
+    heads, kappa = (np.broadcast_to(x, (len(pi), *x.shape)) for x in (arrays.prototypes, arrays.kappa))
+    with np.errstate(divide="ignore"):
+        return Query(heads, np.log(pi) + arrays.log_c, kappa, rule)
+
+
 def _begun(
     arrays: CodebookArrays | CodebookLists, pi: Float[np.ndarray, "B k"], K: int, left_out: LeftOut, rule: Rule
 ) -> tuple[Best, Float[np.ndarray, "B k"], Float[np.ndarray, " B"]]:
     """(nothing found yet, the weights π_r exp(peak_r) relative to the largest, log of the largest)."""
+    best = Best(query_of(arrays, pi, rule), arrays.items, K, left_out)
     with np.errstate(divide="ignore"):
-        log_pi = np.log(pi)
-    heads, kappa = (np.broadcast_to(x, (len(pi), *x.shape)) for x in (arrays.prototypes, arrays.kappa))
-    best = Best(Query(heads, log_pi + arrays.log_c, kappa, rule), arrays.items, K, left_out)
-    scale = log_pi + arrays.peak
+        scale = np.log(pi) + arrays.peak
     return best, np.exp(scale - scale.max(1, keepdims=True)), scale.max(1)

@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from bachlib.serve.kernels import EPS, rescore, shares
+from bachlib.serve.normalizer import log_normalizer
 from bachlib.serve.rows import is_among
 
 Rule = Literal["power-spherical", "von-mises-fisher", "max over heads"]
@@ -28,6 +29,14 @@ class Query(NamedTuple):
     log_weight: Float[np.ndarray, "B k"]  # a_r = log π_r + log C_d(κ_r); 0 for max over heads
     kappa: Float[np.ndarray, "B k"]  # 1 for max over heads
     rule: Rule
+
+    @classmethod
+    def of(cls, heads: np.ndarray, pi: Float[np.ndarray, "B k"], kappa: np.ndarray | None, rule: Rule) -> Query:
+        """From π and κ, which max over heads ignores."""
+        if rule == "max over heads":
+            return cls(heads, np.zeros(pi.shape), np.ones(pi.shape), rule)
+        with np.errstate(divide="ignore"):
+            return cls(heads, np.log(pi) + log_normalizer(kappa, heads.shape[-1], rule), kappa, rule)
 
     @property
     def power(self) -> bool:
@@ -98,7 +107,8 @@ class LeftOut(NamedTuple):
 
     items: Int[np.ndarray, " m"]
     starts: Int[np.ndarray, " B_plus_1"]
-    n_gone: int = 0  # of each user's rows: those that nobody is served
+    n_own: Int[np.ndarray, " B"]  # the number of each user's rows that others may be served
+    may: list[Int[np.ndarray, " a"]] | None = None  # with allow-lists: the rows each user may be served, ascending
 
     @classmethod
     def of(cls, lists: list[np.ndarray], gone: Int[np.ndarray, " g"] | tuple = ()) -> LeftOut:
@@ -106,17 +116,29 @@ class LeftOut(NamedTuple):
         lists, gone = [np.unique(np.asarray(rows, np.int64)) for rows in lists], np.asarray(gone, np.int64)
         if len(gone):  # merged: sorting all of them for every request would take long
             lists = [rows[~is_among(rows, gone)] for rows in lists]
+        n_own = np.array([len(rows) for rows in lists])
+        if len(gone):
             lists = [np.insert(gone, np.searchsorted(gone, rows), rows) for rows in lists]
-        return cls(np.concatenate([*lists, np.empty(0, np.int64)]), np.cumsum([0, *map(len, lists)]), len(gone))
+        return cls(np.concatenate([*lists, np.empty(0, np.int64)]), np.cumsum([0, *map(len, lists)]), n_own)
 
-    @property
-    def n_own(self) -> Int[np.ndarray, " B"]:
-        """The number of each user's rows that others may be served."""
-        return np.diff(self.starts) - self.n_gone
+    @classmethod
+    def all_but(cls, may: list[np.ndarray], n: int, n_own: Int[np.ndarray, " B"]) -> LeftOut:
+        """All of n rows but those that each user may be served."""
+        lists = []
+        for rows in may:
+            out = np.ones(n, bool)
+            out[rows] = False
+            lists.append(np.flatnonzero(out))
+        return cls(np.concatenate(lists), np.cumsum([0, *map(len, lists)]), n_own, may)
+
+    def spread(self) -> Int[np.ndarray, " B"]:
+        """The number of the other rows: those that are gone, or on no allow-list of the user."""
+        return np.diff(self.starts) - self.n_own
 
     def __getitem__(self, rows: slice) -> LeftOut:
         starts = self.starts[rows.start : rows.stop + 1]
-        return LeftOut(self.items[starts[0] : starts[-1]], starts - starts[0], self.n_gone)
+        may = None if self.may is None else self.may[rows]
+        return LeftOut(self.items[starts[0] : starts[-1]], starts - starts[0], self.n_own[rows], may)
 
 
 def brute_force(query: Query, items: Float[np.ndarray, "n d"], K: int, left_out: LeftOut) -> Best:

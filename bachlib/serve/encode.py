@@ -16,7 +16,8 @@ from bachlib.model.towers import Codebook, PiTable
 from bachlib.model.twotower import TwoTower
 from bachlib.serve.catalogue import Catalogue, as_numbers, known_ids
 from bachlib.serve.density import Query, Rule
-from bachlib.serve.steering import Pi, Steering, checked_pi
+from bachlib.serve.normalizer import log_normalizer
+from bachlib.serve.steering import Pi, Steering, checked_pi, pi_of
 
 Histories = list[Int[np.ndarray, " m"]]
 Given = Pi | Steering | None  # what replaces or steers the model's π
@@ -46,10 +47,7 @@ class Users:
             row = int((~fine).nonzero()[0])
             raise BachError(f"request {row}: the encoder has no heads for this history of {len(histories[row])} items")
         weights = self._steered(log_pi, pi)
-        if self.model.kernel is None:
-            return Query(float32(heads), np.zeros(weights.shape), np.ones(weights.shape), self.rule), weights
-        with np.errstate(divide="ignore"):
-            return Query(float32(heads), np.log(weights) + self._log_c(kappa), float64(kappa), self.rule), weights
+        return Query.of(float32(heads), weights, float64(kappa), self.rule), weights
 
     @torch.no_grad()
     def weights(self, catalogue: Catalogue, histories: Histories, pi: Given = None, user=None, context=None) -> Pi:
@@ -67,11 +65,8 @@ class Users:
         heads = encoder.shared if isinstance(encoder, Codebook) else None
         if heads is None or self.model.kernel is None:
             return None
-        kappa = self.model.kappa_net(heads)
-        return float32(heads), float64(kappa), self._log_c(kappa)
-
-    def _log_c(self, kappa: Tensor) -> np.ndarray:
-        return self.model.kernel.log_normalizer(kappa.double(), self.model.d).cpu().numpy()
+        kappa = float64(self.model.kappa_net(heads))
+        return float32(heads), kappa, log_normalizer(kappa, self.model.d, self.rule)
 
     def _read(self, catalogue: Catalogue, histories: Histories, user) -> tuple[Tensor, Tensor | None, Tensor]:
         """The towers' input: the last n_hist items padded on the left, the user, the token rows."""
@@ -88,8 +83,7 @@ class Users:
         return torch.from_numpy(padded), user, known[1]
 
     def _steered(self, log_pi: Tensor, pi: Given) -> Pi:
-        weights = float64(log_pi.double().exp())
-        weights /= weights.sum(1, keepdims=True)
+        weights = pi_of(float64(log_pi), *log_pi.shape)
         if pi is None:
             return weights
         if self.model.kernel is None:

@@ -78,6 +78,12 @@ def top_k(
     best = Best(query, items, K, left_out)
     if start:
         best.offer(*start)
+    elif left_out.may is not None:
+        for u, may in enumerate(left_out.may):
+            some = may[:: -(-len(may) // max(FIRST, 2 * K))]
+            t = items[some] @ query.heads[u].T
+            near = some[_promising(query[u : u + 1], t[:, None], K)[0]]
+            best.offer(np.full(len(near), u), near)
     for first in range(0, len(query.log_weight), USERS):
         _scan(best, slice(first, min(first + USERS, len(query.log_weight))), coarse)
     return best
@@ -94,8 +100,9 @@ def _scan(best: Best, users: slice, coarse: Coarse | None) -> None:
     order, table = np.argsort(peak, axis=1), np.empty((B, k, BINS + 2), np.float32)
     starts = best.left_out.starts[users.start : users.stop + 1]
     K = best.scores.shape[1]
-    own, n_gone = int(best.left_out[users].n_own.max(initial=0)), best.left_out.n_gone
-    wanted = min(K + own + 2 * K * n_gone // n, 4 * K + 100)  # usually holds K items that may be served
+    out = best.left_out[users]
+    own, spread = int(out.n_own.max(initial=0)), int(out.spread().max(initial=0))
+    wanted = min(K + own + 2 * K * spread // n, 4 * K + 100)  # usually holds K items that may be served
     width = min(n, max(256, 2 * wanted, min(WIDTH, BLOCK // (B * k))))
     width = n if n - width < ITEMS else width
     if columns is None or n < ITEMS:

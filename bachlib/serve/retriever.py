@@ -13,12 +13,10 @@ Any number of threads can use it: a request reads one `Catalogue`, and `add` and
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
-from timeit import timeit
 from typing import Any, Literal
 
 import numpy as np
@@ -28,25 +26,21 @@ from bachlib import BachError
 from bachlib.data import Dataset
 from bachlib.model.twotower import TwoTower
 from bachlib.reading import expect, reading
-from bachlib.serve import codebook, exact, hybrid, store
-from bachlib.serve.catalogue import Catalogue, Genres, Labels, known_ids, lists_of
+from bachlib.serve import codebook, exact, store
+from bachlib.serve.auto import cheapest
+from bachlib.serve.catalogue import Catalogue, Genres, Labels, checked_K, known_ids, lists_of
 from bachlib.serve.encode import Users, float32, new_items
-from bachlib.serve.kernels import VNNI
 from bachlib.serve.lean import one_core, search
 from bachlib.serve.rerank import capped_slates
 from bachlib.serve.rows import STALE
-from bachlib.serve.slate import Slate, found_of
+from bachlib.serve.slate import COLUMNS, Slate, found_of
 from bachlib.serve.steering import Steering
-from bachlib.serve.twostep import Ask, Kind, Neighbours, two_step
-from bachlib.train.run import Run
+from bachlib.serve.twostep import Ask, Kind, Neighbours
+from bachlib.train.run import Run, keep_model, kept_model
 
 Strategy = Literal["auto", "exact", "two-step", "codebook"]
 
-# two-step (hnsw) over exact, one request, K = 100, k = 8, by `bach bench serve`: items → ratio
-RATIOS = {20_000: 3.0, 50_000: 1.4, 200_000: 0.85 if VNNI else 0.3, 1_000_000: 0.16 if VNNI else 0.07}
 LISTED = 4096  # items of a prototype's list beside an index, which the own heads need
-WORTH_BUILDING, RECALL = 0.5, 0.99  # of a graph: the largest of these ratios, the smallest share of items found
-TRIALS = [slice(u, u + 1) for u in range(24)]  # requests that are timed
 
 
 class Retriever:
@@ -60,6 +54,7 @@ class Retriever:
         dataset: Dataset | None = None,
         raw_ids: Sequence[Any] | None = None,
         genres: Genres | None = None,
+        titles: Sequence[str] | None = None,
         index: Kind = "hnsw",
         M: int | None = None,
         max_M: int | None = None,
@@ -67,14 +62,15 @@ class Retriever:
         lists: Literal["approximate", "exact"] = "approximate",
         budget: int | None = None,
     ):
-        """`dataset` (known for a Run) has the raw ids of the items, for `raw=`, and their genres, for caps; or give
-        `raw_ids` and `genres`, those of each item. Two-step: `M` entries per head's list (default: K plus the history's
-        length), which grow up to `max_M` (default: 4 M) while the bound needs it and it is in reach; `ask="every"` asks
-        every head for M items, "enough" asks heads that matter little for a few first; `lists="exact"` adds the scan
-        that proves the slate. Codebook: `budget` entries per prototype's list replace the table of all densities.
+        """`dataset` (known for a Run) has the raw ids of the items, for `raw=`, their genres, for caps, and titles; or
+        give `raw_ids`, `genres` and `titles` of each item. Two-step: `M` entries per head's list (default: K plus
+        the history's length), which grow up to `max_M` (default: 4 M) while the bound needs it and it is in reach;
+        `ask="every"` asks every head for M items, "enough" asks heads that matter little for a few first;
+        `lists="exact"` adds the scan that proves the slate. Codebook: `budget` entries per prototype's list replace the
+        table of all densities.
         """
         self._take(model, index=index, M=M, max_M=max_M, ask=ask, lists=lists, budget=budget)
-        labels = self._labels(model, dataset, raw_ids, genres)
+        labels = self._labels(model, dataset, raw_ids=raw_ids, genres=genres, titles=titles)
         with torch.no_grad():
             tokens = float32(self.model.token_rows()) if self.model.history == "frozen" else None
             self.catalogue = Catalogue.of(float32(self.model.items()), tokens)._replace(labels=labels)
@@ -99,19 +95,19 @@ class Retriever:
         self._writing = threading.Lock()
 
     def _labels(
-        self, model: TwoTower | Run, dataset: Dataset | None, raw_ids: Any, genres: Any, saved: Labels | None = None
+        self, model: TwoTower | Run | None, dataset: Dataset | None, saved: Labels | None = None, **given: Any
     ) -> Labels:
-        """Raw ids and genres: as given, else as saved, else those of the data set; of later items always as saved."""
+        """Those given, else as saved, else those of the data set; of later items always as saved."""
         n, dataset = self.model.n_items, getattr(model, "dataset", None) if dataset is None else dataset
-        self._given = {"dataset": dataset, "raw_ids": raw_ids, "genres": genres}
+        self._given = {"dataset": dataset, **given}
         if saved is not None:
-            raw_ids, genres = saved.replaced(raw_ids, genres)
+            given = saved.replaced(**given)
         if dataset is not None and dataset.n_items != n:
             raise BachError(f"the model has {n:,} items, the data set {dataset.n_items:,}: give that of the training")
         if dataset is not None:
-            raw_ids = dataset.items["raw_id"] if raw_ids is None else raw_ids
-            genres = dataset.items["genres"] if genres is None else genres
-        return Labels.of(n, raw_ids, genres)
+            own = {name: dataset.items[column] for name, column in COLUMNS.items()}
+            given = own | {name: one for name, one in given.items() if one is not None}
+        return Labels.of(n, **given)
 
     @property
     def genres(self) -> Genres | None:
@@ -159,6 +155,7 @@ class Retriever:
         pi: np.ndarray | Steering | None = None,
         exclude: Any = None,
         *,
+        only: Any = None,
         raw: Any = None,
         keep_history: bool = False,
         user: Any = None,
@@ -166,15 +163,16 @@ class Retriever:
         caps: Mapping[str, int] | None = None,
     ) -> Slate:
         """The K best items of each history: (B, n) item numbers padded with −1, a list of lists, or one list. `raw`, in
-        place of `history`, holds the ids of the user's own log; `exclude` then does, too.
+        place of `history`, holds the ids of the user's own log; `exclude` and `only` then do, too.
 
         The model reads the last n_hist items; the slate leaves out the whole history unless `keep_history`. An empty
         history gets the model's answer to no input. `pi` replaces π_u, (k,) or (B, k), or is a `Steering` of it.
-        `exclude`: items, one list for all requests or one per request. `caps`: the largest number of items per
+        `exclude`: items, one list for all requests or one per request. `only`: the items that may be served, likewise;
+        the slate is the best of these, with the same proof. `caps`: the largest number of items per
         genre. `user` is for models with a free π per user, `context` for models that read one: (c,) numbers for all
         requests or (B, c). Invalid input raises a BachError and changes nothing.
         """
-        catalogue = self.catalogue
+        catalogue, K = self.catalogue, checked_K(K)
         if (history is None) == (raw is None):
             raise BachError("give either a history of item numbers or raw=, a history in the ids of your log")
         name, given, known = "history", history, len(catalogue.vectors)
@@ -185,20 +183,21 @@ class Retriever:
         left_out = lists_of("exclude", [] if exclude is None else exclude, known, B)
         if not keep_history:
             left_out = [np.concatenate(both) for both in zip(histories, left_out, strict=True)]
+        allowed = None if only is None else lists_of("only", only, known, B)
         with one_core():
-            remaining = len(catalogue.numbers) - np.diff(catalogue.left_out(left_out, K).starts)  # at least K
             if catalogue.codebook is not None and not self.users.hybrid:
                 query, pi = None, self.users.weights(catalogue, histories, pi, user, context)
             else:
                 query, pi = self.users.query(catalogue, histories, pi, user, context)
 
             def found(rows: slice, depth: int) -> Slate:
-                side = (query and query[rows], pi[rows], depth, left_out[rows])
-                return search(catalogue, *side, self.rule, self.settings)
+                side = (query and query[rows], pi[rows], depth, left_out[rows], self.rule, self.settings)
+                return search(catalogue, *side, allowed and allowed[rows])
 
             if caps is None:
-                return found(slice(0, B), int(K))
-            return capped_slates(found, int(K), remaining, catalogue.labels.genres, caps)
+                return found(slice(0, B), K)
+            remaining = catalogue.remaining(left_out, K, allowed)
+            return capped_slates(found, K, remaining, catalogue.labels.genres, caps)
 
     def recall(self, history: Any, K: int = 100, context: Any = None) -> float:
         """The share of the exact slates that this retriever finds: 1 unless it is two-step or has a budget."""
@@ -211,18 +210,19 @@ class Retriever:
         return self.catalogue.vectors[slate.items]
 
     def add(
-        self, rows: Any = None, *, vectors: Any = None, genres: Genres | None = None, raw_ids: Any = None
-    ) -> np.ndarray:
+        self, rows: Any = None, *, vectors: Any = None, genres: Genres | None = None, raw_ids: Any = None,
+        titles: Any = None,
+    ) -> np.ndarray:  # fmt: skip
         """Serve new items, and read them in histories; returns their numbers.
 
         `rows` go through the item tower: PureSVD rows as `svd.fold_in` makes them. `vectors` are finished embeddings,
         from another item tower, for example. `genres` are for caps: an item without genres passes every cap. `raw_ids`
-        are the new items' ids in the log, for `raw=`.
+        are the new items' ids in the log, for `raw=`, `titles` their names.
         """
         new, read = new_items(self.model, rows, vectors)
         with self._writing:
             old = self.catalogue
-            labels = old.labels.extended(len(new), raw_ids, genres)
+            labels = old.labels.extended(len(new), raw_ids=raw_ids, genres=genres, titles=titles)
             self.catalogue = self._up_to_date(old.with_more(new, read, labels))
         return np.arange(len(old.vectors), len(old.vectors) + len(new))
 
@@ -251,29 +251,32 @@ class Retriever:
         with self._writing:
             about = {"strategy": self.strategy, "rule": self.rule, "settings": self.settings, "why": self.why}
             about |= {"model": self.model_hash} | ({"own_heads": True} if self.users.hybrid else {})
-            self.folder = store.write(Path(folder), self.catalogue, about)
+            self.folder = store.write(Path(folder), self.catalogue, about, partial(keep_model, self.model))
         return self.folder
 
     @classmethod
     def load(
-        cls, folder: str | Path, model: TwoTower | Run, *, dataset: Dataset | None = None,
-        raw_ids: Sequence[Any] | None = None, genres: Genres | None = None, verify: bool = True,
+        cls, folder: str | Path, model: TwoTower | Run | None = None, *, dataset: Dataset | None = None,
+        raw_ids: Sequence[Any] | None = None, genres: Genres | None = None, titles: Sequence[str] | None = None,
+        verify: bool = True,
     ) -> Retriever:  # fmt: skip
-        """A saved index, memory-mapped, for its own model. `verify` compares all files with their checksums. The index
-        has raw ids and genres; those given replace them, and a data set has them for an index of an earlier version.
+        """A saved index, memory-mapped; nothing else is needed. `verify` compares all files with their checksums.
+
+        Give the model if the index has none: one of an earlier version, or of a model with modules of your own. The
+        index has raw ids, genres and titles; those given replace them, and a data set has those that an index of an
+        earlier version lacks.
         """
-        catalogue, about = store.read(Path(folder), verify)
+        catalogue, about, kept = store.read(Path(folder), verify, kept_model if model is None else lambda there: None)
         made = cls.__new__(cls)
         with reading(Path(folder), "write it again with retriever.save"):
-            made._take(
-                model, **{"ask": "enough", "budget": None, **about["settings"]}
-            )  # an earlier version had neither
+            settings = {"ask": "enough", "budget": None, **about["settings"]}  # an earlier version had neither
+            made._take(kept if model is None else model, **settings)
             expect(made.settings, dict.fromkeys(("index", "lists", "ask"), str))
         if made.model_hash != about["model"]:
             hashes = f"hash {about['model'][:12]} there, {made.model_hash[:12]} here"
             raise BachError(f"{folder} is the index of another model ({hashes}). Load its run or build a new index")
-        labels = made._labels(model, dataset, raw_ids, genres, catalogue.labels).resized(len(catalogue.vectors))
-        made.catalogue = catalogue._replace(labels=labels)
+        labels = made._labels(model, dataset, catalogue.labels, raw_ids=raw_ids, genres=genres, titles=titles)
+        made.catalogue = catalogue._replace(labels=labels.resized(len(catalogue.vectors)))
         made.strategy, made.why, made.folder = about["strategy"], about["why"], Path(folder)
         return made
 
@@ -288,50 +291,3 @@ class Retriever:
 
     def __repr__(self) -> str:
         return f"Retriever({self.strategy}, {len(self.catalogue.served):,} items, {self.rule}; {self.why})"
-
-
-@one_core()
-def cheapest(retriever: Retriever) -> tuple[str, Catalogue, str]:
-    """(strategy, its catalogue, why): timed on this machine with requests of this model for 100 items."""
-    bare = retriever.built(retriever.catalogue, "exact")
-    n, rng = len(bare.items), np.random.default_rng(0)
-    K = min(100, n)
-    histories = [rng.choice(bare.numbers, min(n, retriever.model.n_hist)) for _ in TRIALS]
-    out = bare.left_out([np.empty(0, np.int64)] * len(TRIALS), K)
-    anyone = np.zeros(len(TRIALS), np.int64)  # only read by models with a free π per user
-    nothing = np.zeros(width) if (width := retriever.model.n_context) else None
-    query, pi = retriever.users.query(bare, histories, user=anyone, context=nothing)
-    scan = _milliseconds(lambda u: exact.top_k(query[u], bare.items, K, out[u], coarse=bare.coarse))
-    said = f"{n:,} items, k = {retriever.model.k}: a scan takes {scan:.2f} ms"
-    if retriever.users.prototypes() is not None:
-        other, made, recall = "codebook", retriever.built(bare, "codebook"), 1.0
-        if retriever.users.hybrid:
-            took = _milliseconds(lambda u: hybrid.top_k(made.codebook, query[u], pi[u], K, out[u]))
-        else:
-            took = _milliseconds(lambda u: codebook.top_k(made.codebook, pi[u], K, out[u], retriever.rule))
-        said += f", the codebook's lists {took:.2f} ms"
-    else:
-        # Building a graph takes long, so it has to be promising.
-        expected = float(np.exp(np.interp(np.log(n), np.log(list(RATIOS)), np.log(list(RATIOS.values())))))
-        if expected > WORTH_BUILDING:
-            return "exact", bare, f"exact: {said}; two-step would take about {expected:.1f} times that"
-        if find_spec("faiss") is None:
-            return (
-                "exact",
-                bare,
-                f"exact: {said}; two-step may be faster and needs faiss: pip install 'bachlib[faiss-cpu]'",
-            )
-        other, made = "two-step", retriever.built(bare, "two-step")
-        lists = (made.index, *(retriever.settings[name] for name in ("M", "max_M", "ask")))
-        found = two_step(query, bare.items, K, out, *lists)[0].found
-        recall = found_of(exact.top_k(query, bare.items, K, out).found, found)
-        took = _milliseconds(lambda u: two_step(query[u], bare.items, K, out[u], *lists))
-        said += f", two-step {took:.2f} ms with recall {recall:.3f}"
-    better = took < scan and recall >= RECALL
-    return (other, made, f"{other}: {said}") if better else ("exact", bare, f"exact: {said}")
-
-
-def _milliseconds(request: Callable[[slice], Any]) -> float:
-    """The median of single requests, after one to warm up."""
-    took = [timeit(partial(request, u), number=1) for u in [TRIALS[0], *TRIALS]]
-    return 1000 * float(np.median(took[1:]))

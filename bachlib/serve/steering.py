@@ -109,3 +109,11 @@ def checked_pi(pi: np.ndarray, B: int, k: int) -> Pi:
         row = int(np.argmax(off))
         raise BachError(f"pi should sum to 1; row {row} sums to {total[row]:.6g}: divide by that if it is unnormalised")
     return np.where(off < 1e-12, 1.0, 1 / total)[:, None] * pi  # a sum of one stays as it is
+
+
+def pi_of(log_pi: np.ndarray, B: int, k: int) -> Pi:
+    """π from log π, (k,) for all or (B, k), checked: the model's own sums to one as far as float32 does."""
+    try:
+        return checked_pi(np.exp(np.asarray(log_pi, np.float64)), B, k)
+    except (TypeError, ValueError):
+        raise BachError(f"log_pi should be numbers, (k,) or (B, k) = {(B, k)}; got {type(log_pi).__name__}") from None

@@ -2,8 +2,9 @@
 
     CURRENT             name of the current generation and checksum of its meta.json, replaced in one rename
     gen-000007/         meta.json (strategy, settings, hash of the model, checksums) and the arrays, memory-mapped;
-                        labels.parquet: raw ids and genres of all known items. Arrays that grow with the items have
-                        room for more behind them, so that the first change after loading need not copy them
+                        labels.parquet: raw ids, genres and titles of all known items; model.safetensors: what rebuilds
+                        the user side. Arrays that grow with the items have room for more behind them, so that the first
+                        change after loading need not copy them
 
 A new generation is written beside the old one, then CURRENT is replaced. A process that has the old one open keeps it,
 even after its files were removed; a process that opens the folder finds either the old or the new one, complete.
@@ -15,12 +16,11 @@ import hashlib
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from bachlib import BachError
 from bachlib.files import canonical_json, clear_errors, only_one, reserve, whole_folder, write_text
@@ -29,9 +29,11 @@ from bachlib.serve.catalogue import Catalogue, Labels
 from bachlib.serve.codebook import CodebookArrays, CodebookLists
 from bachlib.serve.exact import Coarse
 from bachlib.serve.rows import first_of
+from bachlib.serve.slate import COLUMNS
 
 FORMAT, READ = 4, (1, 2, 3, 4)  # format 1 has no labels, 2 no removed items that keep their places, 3 no room
 GROWING = ("vectors", "tokens", "items", "density")
+LABELS = "labels.parquet"
 GENERATION = re.compile(r"gen-\d{6,}")
 _AGAIN = "write it again with retriever.save"
 
@@ -45,8 +47,10 @@ def model_hash(model: Any) -> str:
     return digest.hexdigest()
 
 
-def write(folder: Path, catalogue: Catalogue, about: dict[str, Any]) -> Path:
-    """Write a new generation, then the pointer to it; remove all older ones but the last."""
+def write(
+    folder: Path, catalogue: Catalogue, about: dict[str, Any], also: Callable[[Path], None] = lambda new: None
+) -> Path:
+    """Write a new generation, then the pointer to it; remove all older ones but the last. `also` adds files to it."""
     if folder.exists() and not folder.is_dir():
         raise BachError(f"{folder} is a file; an index is a folder")
     with only_one(folder.resolve()), clear_errors(folder):
@@ -70,9 +74,9 @@ def write(folder: Path, catalogue: Catalogue, about: dict[str, Any]) -> Path:
                 mapped.flush()
             if catalogue.index is not None:
                 catalogue.index.save(new / "neighbours.faiss")
-            labels = {"raw_id": catalogue.labels.raw_ids, "genres": catalogue.labels.genres}
-            if labels := {name: _column(name, given) for name, given in labels.items() if given is not None}:
-                pq.write_table(pa.table(labels), new / "labels.parquet")
+            if labels := catalogue.labels.items():
+                _write_labels(new / LABELS, labels)
+            also(new)
             rows = {part: len(array) for part, array in arrays.items() if part in GROWING}
             files = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in new.iterdir()}
             meta = canonical_json({"format": FORMAT, **about, "files": files, "rows": rows})
@@ -83,14 +87,19 @@ def write(folder: Path, catalogue: Catalogue, about: dict[str, Any]) -> Path:
     return folder
 
 
-def read(folder: Path, verify: bool = True) -> tuple[Catalogue, dict[str, Any]]:
-    """(the memory-mapped catalogue, meta.json). Without `verify` a changed file of the same size is not detected."""
+def read(
+    folder: Path, verify: bool = True, also: Callable[[Path], Any] = lambda generation: None
+) -> tuple[Catalogue, dict[str, Any], Any]:
+    """(the memory-mapped catalogue, meta.json, what `also` reads of the same generation).
+
+    Without `verify` a changed file of the same size is not detected.
+    """
     if not (folder / "CURRENT").is_file():
         raise BachError(f"{folder} is not an index (it has no CURRENT); write one with retriever.save")
     while True:
         current = (folder / "CURRENT").read_bytes()
         try:
-            return _read(folder, current, verify)
+            return _read(folder, current, verify, also)
         except Exception as error:  # readers of damaged files raise errors of every kind
             if (folder / "CURRENT").read_bytes() == current:  # else it was replaced and removed while we read
                 if isinstance(error, BachError):
@@ -98,7 +107,9 @@ def read(folder: Path, verify: bool = True) -> tuple[Catalogue, dict[str, Any]]:
                 raise BachError(f"{folder} is damaged ({type(error).__name__}: {error}); {_AGAIN}") from None
 
 
-def _read(folder: Path, current: bytes, verify: bool) -> tuple[Catalogue, dict[str, Any]]:
+def _read(
+    folder: Path, current: bytes, verify: bool, also: Callable[[Path], Any]
+) -> tuple[Catalogue, dict[str, Any], Any]:
     name, checksum = current.decode().split()
     where = folder / plain_name(name)
     if _sha256(where / "meta.json") != checksum:
@@ -131,11 +142,10 @@ def _read(folder: Path, current: bytes, verify: bool) -> tuple[Catalogue, dict[s
         catalogue = catalogue._replace(index=index.changed(catalogue.items, catalogue.gone) or index)
     if "exact" in (about["strategy"], about["settings"]["lists"] if about["strategy"] == "two-step" else None):
         catalogue = catalogue._replace(coarse=Coarse.of(catalogue.items))
-    if "labels.parquet" in about["files"]:
-        labels = pq.read_table(where / "labels.parquet").to_pydict()
-        catalogue = catalogue._replace(labels=Labels(labels.get("raw_id"), labels.get("genres")))
+    if LABELS in about["files"]:
+        catalogue = catalogue._replace(labels=_read_labels(where / LABELS))
     _check(catalogue)
-    return catalogue, about
+    return catalogue, about, also(where)
 
 
 def _check(c: Catalogue) -> None:
@@ -146,8 +156,8 @@ def _check(c: Catalogue) -> None:
     for places, below in ((c.numbers, N), (c.gone, n)):
         rising = places.ndim == 1 and places.dtype.kind == "i" and (np.diff(places) > 0).all()
         fits &= bool(rising) and (not len(places) or (places[0] >= 0 and places[-1] < below))
-    for of in (c.labels.raw_ids, c.labels.genres):
-        fits &= of is None or len(of) <= N
+    for _, own in c.labels.items():
+        fits &= len(own) <= N
     if c.index is not None:
         fits &= c.index.on_cpu.d == d and c.index.on_cpu.ntotal <= n
     if (own := c.codebook) is not None:
@@ -160,11 +170,26 @@ def _check(c: Catalogue) -> None:
         raise ValueError("its arrays do not fit together")
 
 
-def _column(name: str, given: list) -> pa.Array:
-    try:
-        return pa.array([list(own) for own in given] if name == "genres" else given)
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:  # a number among texts
-        raise BachError(f"{name} of the items cannot be saved: they should all be of one kind ({error})") from None
+def _write_labels(path: Path, labels: list[tuple[str, list]]) -> None:
+    import pyarrow as pa  # late: it takes as long as all the rest of a small index
+    import pyarrow.parquet as pq
+
+    columns = {}
+    for name, own in labels:
+        try:
+            columns[COLUMNS[name]] = pa.array([list(of) for of in own] if name == "genres" else own)
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:  # a number among texts
+            told = f"{COLUMNS[name]} of the items cannot be saved: they should all be of one kind ({error})"
+            raise BachError(told) from None
+    pq.write_table(pa.table(columns), path)
+
+
+def _read_labels(path: Path) -> Labels:
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:  # `read_table` would import pandas
+        there = file.read().to_pydict()
+    return Labels(**{name: there[column] for name, column in COLUMNS.items() if column in there})
 
 
 def _sha256(path: Path) -> str:

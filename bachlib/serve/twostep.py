@@ -21,8 +21,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from bachlib import BachError, needs
+from bachlib.serve import exact
 from bachlib.serve.density import Best, LeftOut, Query, rounding
-from bachlib.serve.exact import thresholds_of
 from bachlib.serve.rows import STALE
 
 Kind = Literal["hnsw", "ivf"]
@@ -149,7 +149,10 @@ def two_step(
     """
     (B, k, d), n = query.heads.shape, len(items)
     best = Best(query, items, K, left_out)
-    sizes = np.minimum(n, np.full(B, M) if M else K + left_out.n_own)  # per request
+    usual = K + left_out.n_own
+    if left_out.may is not None:  # as many that may be served are among more
+        usual = np.ceil(usual * n / (n - left_out.spread())).astype(int)
+    sizes = np.minimum(n, np.full(B, M) if M else usual)  # per request
     most = np.minimum(n, np.maximum(sizes, max_M or 4 * sizes))
     depth, (half, end) = np.zeros((B, k), np.int64), np.ones((2, B, k))  # middle and last cosine of a list
     shown = np.full((B, k), np.inf)  # the best score in the last list of a head
@@ -170,18 +173,20 @@ def two_step(
     search(heavy, sizes)
     search(~heavy, np.minimum(FEW, sizes))
     search(~heavy & (sizes > FEW)[:, None] & (shown > best.worst[:, None] - np.log(2)), sizes)
-    longer = sizes  # where the lists hold fewer than K items that may be served
-    while ((few := np.isneginf(best.worst)) & (longer < n)).any():
-        longer = np.minimum(n, 2 * longer)
+    # Where the lists hold fewer than K items that may be served; those that are allowed may be far from all heads.
+    longer, longest = sizes, np.full(B, n) if left_out.may is None else most
+    while ((few := np.isneginf(best.worst)) & (longer < longest)).any():
+        longer = np.minimum(longest, 2 * longer)
         search(np.repeat(few[:, None], k, 1), longer)
     for u in np.flatnonzero(few):  # a graph need not reach every item
-        best.offer(np.full(n, u), np.arange(n))
+        scanned = exact.top_k(query[u : u + 1], items, K, left_out[u : u + 1])
+        best.scores[u], best.found[u] = scanned.scores[0], scanned.found[0]
     while True:
         lists = Lists(depth, end, best.worst > query.bound(end + rounding(d)) + 1e-9)
         open_still = ~lists.enough & (sizes < most)
         if not open_still.any():
             return best, lists
-        wanted = thresholds_of(query, best.worst)
+        wanted = exact.thresholds_of(query, best.worst)
         if not max_M:
             open_still &= _in_reach(wanted, lists, half, most)
         short = (end > wanted) & open_still[:, None]

@@ -2,5 +2,6 @@
 
 from bachlib.train.loop import fit
 from bachlib.train.run import Run
+from bachlib.train.watch import scalars
 
-__all__ = ["Run", "fit"]
+__all__ = ["Run", "fit", "scalars"]

@@ -4,12 +4,13 @@ Everything a step draws comes from (seed, epoch, step). So a training that was s
 continues from its last resume state to the same weights and history as an uninterrupted one.
 """
 
+import copy
 import ctypes
 import math
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -41,12 +42,17 @@ def fit(
     *,
     fresh: bool = False,
     quiet: bool = False,
+    on_epoch: Callable[[dict[str, Any]], None] | None = None,
 ) -> Run:
     """Train a model; return the run, whose model has the weights with the best validation AUPRC.
 
     A call with the same arguments resumes an unfinished run and returns a finished one unchanged; `epochs` and
     `patience` may differ from the last call. `fresh=True` starts again from the current weights of the model. Ctrl-C
     stops after the current step and keeps everything. A folder holds one training at a time: a second one waits.
+
+    `on_epoch` gets a copy of the history's row at the end of each new epoch, in the first of several processes only.
+    The epoch is on the disk before. An error that it raises stops the training and is raised here; the same call goes
+    on with the next epoch.
     """
     p = params if isinstance(params, TrainParams) else validated(TrainParams, params or {}, "training")
     dataset.check_same(getattr(model, "built_on", None), "the model was built")
@@ -69,7 +75,7 @@ def fit(
             rows = [{"epoch": 0, "step": 0, "valid_auprc": auprc}]
             run.write(rows, status="finished", best={"epoch": 0, "auprc": auprc})
             return run
-        return _Training(run, dataset, p, team, quiet or not team.first).go(stop)
+        return _Training(run, dataset, p, team, quiet or not team.first, on_epoch if team.first else None).go(stop)
 
 
 @contextmanager
@@ -88,8 +94,11 @@ def _alone_in(folder: Path, team: Group, quiet: bool) -> Iterator[None]:
 
 
 class _Training:
-    def __init__(self, run: Run, dataset: Dataset, params: TrainParams, team: Group, quiet: bool):
+    def __init__(
+        self, run: Run, dataset: Dataset, params: TrainParams, team: Group, quiet: bool, on_epoch: Callable | None
+    ):
         self.run, self.model, self.dataset, self.p, self.team = run, run.model, dataset, params, team
+        self.on_epoch = on_epoch
         following = params.targets == "all" or params.false_negatives == "next"
         self.windows = Windows(dataset, params.batch_size, params.seed, self.model.n_hist, following)
         self.parameters = [q for q in self.model.parameters() if q.requires_grad]
@@ -212,6 +221,13 @@ class _Training:
         self.write_weights("last")
         self.save()
         self.progress.epoch(row, better, (self.p.epochs - number) * self.progress.windows / row["windows_per_s"])
+        if self.on_epoch:
+            try:
+                self.on_epoch(copy.deepcopy(row))
+            except BaseException as error:
+                self.run.write(self.rows, status="stopped", best=self.best)
+                error.add_note(f"raised by on_epoch after epoch {number}, which is saved: the same call continues")
+                raise
 
     def log(self, epoch: int, step: int, auprc: float | None = None) -> dict[str, Any]:
         """Append a row to the history and start the sums again."""

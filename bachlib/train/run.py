@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from types import NoneType
+from types import NoneType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pandas as pd
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from bachlib import BachError
 from bachlib.data import Dataset
@@ -31,9 +33,10 @@ from bachlib.files import (
     write_table,
 )
 from bachlib.model.methods import Method, build
+from bachlib.model.towers import ItemTower
 from bachlib.params import TrainParams, noted
 from bachlib.reading import expect, plain_name, read_table, reading
-from bachlib.train.checkpoint import AGAIN, load_weights, read_tensors
+from bachlib.train.checkpoint import AGAIN, load_weights, read_tensors, write_tensors
 
 FREE = {"epochs", "patience", "device", "checkpoint_seconds"}  # a run may be resumed with other values of these
 FORM = {
@@ -41,6 +44,7 @@ FORM = {
     "status": str,
     "best": (dict, NoneType),
 }  # of run.json, the least
+KEPT = "model.safetensors"
 CODE = ("model", "rank", "train", "data/dataset.py", "data/windows.py")  # what decides a training beside its input
 
 
@@ -98,22 +102,32 @@ class Run:
         return run
 
     @classmethod
-    def load(cls, folder: str | Path, dataset: Dataset, model: nn.Module | None = None, weights: str = "best") -> Run:
-        """Load a run with its best (or last) weights; pass `model` if it was built with your own modules."""
+    def load(
+        cls, folder: str | Path, dataset: Dataset | None = None, model: nn.Module | None = None, weights: str = "best"
+    ) -> Run:
+        """Load a run with its best (or last) weights; pass `model` if it was built with your own modules.
+
+        To encode histories and to serve, no data set is needed; the run then knows neither raw ids nor titles.
+        """
         folder = Path(folder)
         about = read_about(folder)
-        config = about["identity"]["model"]
+        config, path = about["identity"]["model"], folder / f"{weights}.safetensors"
         if model is None:
             with reading(folder / "run.json", AGAIN):
                 if config["own"]:
                     raise BachError(f"{folder} was trained with your own {', '.join(config['own'])}: pass model=")
-                params = dict(config["params"])
-                method = config["method"] if config["method"] != "own" else Method(**config["row"])
-                model = build(method, dataset, params.pop("k"), name=config.get("name"), **params)
-        dataset.check_same(about["identity"]["data"]["content_hash"], f"{folder} was trained")
-        if any(True for _ in model.parameters()):
-            tensors, told = read_tensors(path := folder / f"{weights}.safetensors")
-            load_weights(model, path, tensors)
+                if dataset is not None:
+                    model = _built(config, dataset)
+                elif config["row"]["objective"] == "counts":
+                    raise BachError(f"{folder} is {config['method']}, which counts its data set: pass that")
+        if dataset is not None:
+            dataset.check_same(about["identity"]["data"]["content_hash"], f"{folder} was trained")
+        if model is None or any(True for _ in model.parameters()):
+            tensors, told = read_tensors(path)
+            if model is None:
+                model = rebuilt(config, tensors, path, about["identity"]["data"]["content_hash"])
+            else:
+                load_weights(model, path, tensors)
             if weights == "best":  # in a training that goes on, run.json may be one validation behind
                 about |= {"best": told.get("best") or about["best"]}
         return cls(folder, model.eval(), about, weights, dataset)
@@ -129,6 +143,46 @@ class Run:
     def __repr__(self) -> str:
         best = f", best AUPRC {self.best['auprc']:.4f} in epoch {self.best['epoch']}" if self.best else ""
         return f"Run({self.folder.name}: {self.status}{best})"
+
+
+def _built(config: dict[str, Any], dataset: Any, **parts: nn.Module) -> nn.Module:
+    params = dict(config["params"])
+    method = config["method"] if config["method"] != "own" else Method(**config["row"])
+    return build(method, dataset, params.pop("k"), name=config.get("name"), **parts, **params)
+
+
+def rebuilt(config: dict[str, Any], tensors: dict[str, Tensor], path: Path, content_hash: str | None) -> nn.Module:
+    """A model from its configuration and weights alone: the weights have the sizes that else the data set gives."""
+    with reading(path, AGAIN):
+        table = tensors["item_tower.table"]
+        width = next((x.shape[1] for name, x in tensors.items() if name.endswith(".context")), 0)
+        sizes = SimpleNamespace(
+            n_items=len(table), n_users=len(tensors.get("gate.logits", ())), cold=None,
+            context=np.empty((0, width)) if width else None, meta={"content_hash": content_hash},
+        )  # fmt: skip
+        tower = ItemTower(torch.zeros_like(table), config["params"]["item_width"])
+        model = _built(config, sizes, item_tower=tower)
+        model.config = config
+        load_weights(model, path, tensors)
+    return model
+
+
+def keep_model(model: nn.Module, folder: Path) -> None:
+    """Write what `kept_model` needs to build this model again; nothing if it has modules of its owner."""
+    if not model.config.get("own", True):
+        about = {"config": model.config, "built_on": getattr(model, "built_on", None)}
+        write_tensors(folder / KEPT, model.state_dict(), about)
+
+
+def kept_model(folder: Path) -> nn.Module:
+    """The model that `keep_model` wrote into this folder."""
+    if not (folder / KEPT).exists():
+        why = "an earlier version wrote it, or the model has modules of your own"
+        raise BachError(f"{folder.parent} holds no model ({why}): give its run or model")
+    tensors, told = read_tensors(folder / KEPT)
+    with reading(folder / KEPT, AGAIN):
+        expect(told, {"config": {"row": dict, "params": dict, "own": dict, "method": str}})
+    return rebuilt(told["config"], tensors, folder / KEPT, told.get("built_on")).eval()
 
 
 def _checksum(table: pd.DataFrame) -> str:

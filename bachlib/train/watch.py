@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from bachlib import needs
 from bachlib.model.twotower import Objective
 
 SCALARS = ("steps", "loss", "reconstruction", "prior", "entropy", "head_cosine", "pi_entropy")
@@ -71,6 +72,31 @@ class Watch:
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self.sums = {name: state[name].to(self.device) for name in self.sums}
         self.kappa = state["kappa_range"].to(self.device)
+
+
+def scalars(row: dict[str, Any]) -> dict[str, float]:
+    """The numbers of a row for a tracker: of head 2 as "usage/2", and without a validation that was not due."""
+    found: dict[str, Any] = {}
+    for name, value in row.items():
+        found |= {f"{name}/{r}": x for r, x in enumerate(value)} if isinstance(value, list) else {name: value}
+    return {name: x for name, x in found.items() if x is not None}
+
+
+def to_tensorboard(folder: Path) -> Callable[[dict[str, Any]], None]:
+    """A callback for `fit` that writes the rows into a folder for TensorBoard."""
+    needs("TensorBoard's writer", "trackers", "tensorboard")
+    board: list[Any] = []
+
+    def write(row: dict[str, Any]) -> None:
+        if not board:  # now: only one of several processes is called
+            from torch.utils.tensorboard import SummaryWriter
+
+            board.append(SummaryWriter(folder))
+        for name, value in scalars(row).items():
+            board[0].add_scalar(name, value, row["epoch"])
+        board[0].flush()
+
+    return write
 
 
 def effective_heads(usage: list[float]) -> float:
