@@ -22,7 +22,6 @@ IN_THE_CLONE = {
     "run": ("lab", "papermill", "plotly", "distributed"),
     "sweep": ("sweep", "distributed", "papermill"),
     "publish": ("lab", "papermill", "plotly"),
-    "tables": ("lab", "papermill"),
     "report": ("lab", "papermill", "plotly"),
     "sync": ("lab", "jupytext", "papermill"),
     "figures": ("lab", "plotly", "kaleido"),
@@ -158,28 +157,22 @@ def sweep(
 
 @app.command()
 def publish(
-    sweep: Annotated[Path, Argument(help="a file of params/sweeps, its name, or a folder in outputs/sweeps")],
+    sweep: Annotated[Path | None, Argument(help="a file of params/sweeps, its name, or a folder of it")] = None,
     base: Annotated[list[str] | None, Option(help="instead of the file's, e.g. --base ml1m --base letter")] = None,
     set_: Annotated[list[str] | None, SET] = None,
     report: Annotated[bool, Option("--report", help="only execute 09_sweep_report on what is published")] = False,
 ) -> None:
-    """Add the records of a sweep's finished points to outputs/published, which is under version control."""
-    from bachlib.experiment import published
+    """Add the records of a sweep's finished points to outputs/published. Without a sweep: write the README's tables."""
+    from bachlib.experiment import evidence, published
     from bachlib.experiment.report import publish_report
     from bachlib.experiment.settings import given
     from bachlib.experiment.sweep import read_sweep
 
+    if sweep is None:
+        return typer.echo(evidence.write_tables())
     chosen = read_sweep(sweep, base=base, more=given(set_ or []))
     new = [publish_report(chosen)] if report else published.publish(chosen)
     typer.echo(f"{len(new)} new → {published.published_dir(chosen.file.name)}")
-
-
-@app.command()
-def tables() -> None:
-    """Write the README's tables and verdicts from the published records, and say how much is published."""
-    from bachlib.experiment import evidence
-
-    typer.echo(evidence.write_tables())
 
 
 @app.command()

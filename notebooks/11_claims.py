@@ -43,8 +43,8 @@ effects = ledger(found)
 # ## 1 · What is on record
 #
 # The paper's settings, validated after every epoch, stopped after three looks without gain, at most 25 epochs. `bach
-# sweep` trains what is missing, `bach publish` adds it, `bach tables` renews the README, and `bach sync 11_claims
-# --force` this page.
+# sweep` trains what is missing, `bach publish SWEEP` adds it, `bach publish` alone renews the README, and `bach sync
+# 11_claims --force` this page.
 
 # %%
 evidence.progress()

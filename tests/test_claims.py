@@ -215,7 +215,7 @@ def on_record() -> Evidence:
 
 def test_the_readme_agrees_with_the_records(on_record):
     text = (ROOT / "README.md").read_text()
-    assert evidence.with_tables(text, on_record) == text, "run: bach tables"
+    assert evidence.with_tables(text, on_record) == text, "run: bach publish"
     assert len(on_record.results) >= 10
 
 
@@ -226,7 +226,7 @@ def test_tables_follow_the_records(full, monkeypatch):
     page = marks.format("OLD") + "<!-- until the evidence is complete -->\nFIVE\n<!-- /until -->\n\nend"
     done = evidence.with_tables(page, full)
     assert "FIVE" not in done and "OLD" not in done and done.endswith("<!-- /evidence -->\n\nend")
-    assert "| p-bach, k = 8 | 3 |" in done and "missing" not in done.replace("No verdict yet", "")
+    assert "| p-bach, k = 8 | 3 |" in done and "Still missing" not in done and "*confirmed*: 1. " in done
     assert evidence.with_tables(done, full) == done, "a second call changes nothing"
     half = evidence.with_tables(page, gathered(seeds=2, without=("v-bach",)))
     assert "FIVE" in half and "v-bach 0 of 3" in half and "standard 2 of 3" in half

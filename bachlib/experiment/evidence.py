@@ -20,7 +20,7 @@ from bachlib.evaluate.claims import CLAIMS, Evidence, Result, compared, ledger
 from bachlib.evaluate.statistics import Interval
 from bachlib.evaluate.tables import Table, main_table
 from bachlib.evaluate.traits import SESSIONS, SPREAD
-from bachlib.evaluate.verdicts import NOTHING, Effect, of_all
+from bachlib.evaluate.verdicts import CONFIRMED, DENIED, NOTHING, OPEN, of_all
 from bachlib.evaluate.worlds import OURS, THEIRS, gain_table
 from bachlib.experiment.published import HISTORY, published, traits_of
 from bachlib.experiment.settings import Experiment
@@ -197,25 +197,13 @@ def markdown(found: Evidence) -> str:
     if missing:
         told = ", ".join(f"{name} {has} of {n}" for name, (has, n) in missing.items())
         lines += ["", f"Still missing: {told}."]
-    judged = {number: of.get(MAIN_SETTING, []) for number, of in ledger(found).items()}
-    known = {number: effects for number, effects in judged.items() if {e.verdict for e in effects} - {NOTHING}}
-    if known:
-        lines += ["", "| claim of the paper | verdict | effects |", "| --- | --- | --- |"]
-    for number, effects in known.items():
-        title, said = CLAIMS[number - 1].title, of_all(e.verdict for e in effects)
-        lines.append(f"| {number}. {title} | {said} | {counted(effects)} |")
-    if rest := [str(number) for number in judged if number not in known]:
-        lines += [
-            "",
-            f"No verdict yet on {len(rest)} of {len(judged)} claims (number {', '.join(rest)}): too few records.",
-        ]
+    said = {n: of_all(e.verdict for e in of.get(MAIN_SETTING, [])) for n, of in ledger(found).items()}
+    lines += ["", "Verdicts on the paper's ten claims, with their numbers in `11_claims`:", ""]
+    for name in (CONFIRMED, DENIED, OPEN, NOTHING):
+        if which := [number for number in said if said[number] == name]:
+            told = [f"{n}. {CLAIMS[n - 1].title}" if name != NOTHING else str(n) for n in which]
+            lines.append(f"- *{name}*: {('; ' if name != NOTHING else ', ').join(told)}")
     return "\n".join(lines) + "\n"
-
-
-def counted(effects: list[Effect]) -> str:
-    """How many of the effects have which verdict: "3 of 12 confirmed, 9 of 12 no records yet"."""
-    counts = Counter(e.verdict for e in effects)
-    return ", ".join(f"{n} of {len(effects)} {verdict}" for verdict, n in counts.items())
 
 
 def is_complete(found: Evidence) -> bool:
