@@ -1,6 +1,6 @@
 """`bach site`: the committed notebooks and the project's pages of text as a folder of linked pages for any static host.
 
-Every page is made by `bachlib.show.page` and works from a disk. Only plotly.js is a file of its own, which they share.
+Every page is made by `bachlib.show.page` and works from a disk. They share one file, plotly.js.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def site() -> Path:
             notebook = read_notebook(file)
             if not all_executed(notebook):
                 raise BachError(f"{file} is not executed: run `make sync` first")
-            claims[name] = re.sub(r"^# (\d+ · )?", "", notebook.cells[0].source.partition("\n")[0])
+            claims[name] = re.sub(r"^# (\w+ · )?", "", notebook.cells[0].source.partition("\n")[0])
             beside = [("prev", f"{names[n - 1]}.html", f"← {names[n - 1]}")] if n else []
             beside += [("index", INDEX, "all pages")]
             beside += [("next", f"{names[n + 1]}.html", f"{names[n + 1]} →")] if n + 1 < len(names) else []
@@ -85,12 +85,20 @@ def _linked(notebook: nbformat.NotebookNode, file: Path, pages: dict[Path, str])
 
 
 def _index(claims: dict[str, str]) -> nbformat.NotebookNode:
-    rows = "\n".join(f"| [`{name}`]({name}.html) | {claim} |" for name, claim in claims.items())
-    named = {"README": "what was found, and how to install and use the workbook", "class": "a plan for a class",
-             "bachlib": "a guide to the package", "CONTRIBUTING": "how to test and extend it",
-             "LOG": "all findings and decisions, the failed ones too"}  # fmt: skip
-    texts = "\n".join(f"- [{words[0].upper()}{words[1:]}]({name}.html)" for name, words in named.items())
-    lead = "Notebooks about the paper *BACH: A Bayesian Admixture of Contrastive Heads for Multi-Interest Two-Tower Retrieval*."
-    lead += " Each takes one claim and checks it in cells that can fail. The pages show them as they were executed."
-    text = f"# The BACH workbook\n\n{lead}\n\n## Notebooks\n\n| notebook | claim |\n| --- | --- |\n{rows}\n\n## Texts\n\n{texts}"
-    return new_notebook(cells=[new_markdown_cell(text)])
+    named = {
+        "README": "What was found, and how to install and use the workbook",
+        "class": "The path for a class, a researcher, an engineer",
+        "bachlib": "A guide to the package",
+        "CONTRIBUTING": "How to test and extend it",
+        "LOG": "All findings and decisions, the failed ones too",
+    }
+    lines = [
+        "# The BACH workbook\n",
+        "Notebooks about the paper *BACH: A Bayesian Admixture of Contrastive Heads for Multi-Interest Two-Tower",
+        "Retrieval*. Each takes one claim and checks it in cells that can fail. The pages show them as they were executed.",
+        "\n## Notebooks\n\n| notebook | claim |\n| --- | --- |",
+        *(f"| [`{name}`]({name}.html) | {claim} |" for name, claim in claims.items()),
+        "\n## Texts\n",
+        *(f"- [{words}]({name}.html)" for name, words in named.items()),
+    ]
+    return new_notebook(cells=[new_markdown_cell("\n".join(lines))])
