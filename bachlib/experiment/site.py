@@ -95,7 +95,7 @@ def _index(claims: dict[str, str]) -> nbformat.NotebookNode:
     lines = [
         "# The BACH workbook\n",
         "Notebooks about the paper *BACH: A Bayesian Admixture of Contrastive Heads for Multi-Interest Two-Tower",
-        "Retrieval*. Each takes one claim and checks it in cells that can fail. The pages show them as they were executed.",
+        "Retrieval*. Each takes one claim and checks it in cells that can fail. The pages show what was executed.",
         "\n## Notebooks\n\n| notebook | claim |\n| --- | --- |",
         *(f"| [`{name}`]({name}.html) | {claim} |" for name, claim in claims.items()),
         "\n## Texts\n",

@@ -234,8 +234,8 @@ def _around_formulas(text: str, render: Callable[[str], str]) -> str:
 
 def _formula(latex: str, block: bool) -> str:
     """MathML; a formula that cannot be read is shown as it was written."""
-    safe = latex.replace("<", r"\lt ").replace(">", r"\gt ")  # the converter escapes no text, and does not know \|
-    safe = safe.replace(r"\|", r"\Vert ")
+    safe = latex.replace("<", r"\lt ").replace(">", r"\gt ")  # the converter escapes no text, and shows \big\| as it is
+    safe = re.sub(r"(?<!\\)\\\|", "‖", safe)
     try:
         made = to_mathml(safe, display="block" if block else "inline")
     except Exception:  # it has a class for each mistake
