@@ -8,6 +8,7 @@ Every cell and every output is on the page; only cells tagged `lesson` can be le
 texts before it executes a notebook with other parameters than its own). Text of notebooks is sanitised
 and all else is escaped, so that nothing of somebody's data becomes markup. Figures and the data of sliders are JSON,
 which `page.js` reads. The content security policy of the page forbids it to load anything.
+A page of a site shares plotly.js with the others and loads nothing else.
 """
 
 from __future__ import annotations
