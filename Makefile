@@ -5,7 +5,7 @@ READY := .venv/ready
 PEERS := .venv-peers/bin/python
 PEERS_READY := .venv-peers/ready
 
-.PHONY: help run test mutants torture fuzz lab sync figures lint bench bench-peers lock clean
+.PHONY: help run test mutants torture fuzz lab sync figures site class lint bench bench-peers lock clean
 
 help:
 	@echo "make run    run the workbook in batch on the planted data set and write the report"
@@ -16,6 +16,8 @@ help:
 	@echo "make lab    open JupyterLab at the project's root, with the first notebook"
 	@echo "make sync   pair notebooks/*.py with their .ipynb, execute those that changed, add static pictures"
 	@echo "make figures draw the README's pictures from the executed notebooks (needs Chrome)"
+	@echo "make site   write the executed notebooks as linked pages for any static host (outputs/site)"
+	@echo "make class  prepare a class: both runs of the notebooks, and the exercises without answers (outputs/class)"
 	@echo "make lint   check style and formatting"
 	@echo "make bench  measure the goals (minutes; writes outputs/bench/*.json)"
 	@echo "make bench-peers measure RePlay, RecBole, Torch-RecHub and faiss beside ours (own environment, .venv-peers; ten minutes)"
@@ -54,6 +56,12 @@ sync: $(READY)
 
 figures: $(READY)
 	$(PY) -m bachlib.cli figures
+
+site: $(READY)
+	$(PY) -m bachlib.cli site
+
+class: $(READY)
+	$(PY) -m bachlib.cli class
 
 lint: $(READY)
 	$(PY) -m ruff check .

@@ -25,6 +25,8 @@ IN_THE_CLONE = {
     "report": ("lab", "papermill", "plotly"),
     "sync": ("lab", "jupytext", "papermill"),
     "figures": ("lab", "plotly", "kaleido"),
+    "site": ("lab", "plotly", "jupytext"),
+    "class": ("lab", "papermill", "plotly", "distributed"),
 }
 DEFAULT = {name: field.default for name, field in PrepareParams.model_fields.items()}
 HELP = {name: field.description for name, field in PrepareParams.model_fields.items()}
@@ -206,6 +208,24 @@ def figures() -> None:
 
     for path in write(notebook_folder()):
         typer.echo(f"→ {path}")
+
+
+@app.command()
+def site() -> None:
+    """Write the committed notebooks as linked pages for a static host. Nothing is executed."""
+    from bachlib.experiment.site import site as write_site
+
+    folder = write_site()
+    pages, megabytes = len([*folder.glob("*.html")]), sum(path.stat().st_size for path in folder.iterdir()) / 1e6
+    typer.echo(f"{pages} pages, {megabytes:.1f} MB → {folder / 'index.html'}")
+
+
+@app.command("class")
+def class_() -> None:
+    """Prepare a class: run the notebooks at both scales, and write the exercises without answers."""
+    from bachlib.experiment.classroom import day_before
+
+    typer.echo(day_before())
 
 
 @app.command()

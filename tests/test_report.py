@@ -365,6 +365,7 @@ def test_scripts_and_tables_are_made_safe():
     wild = '<p class="plot" id="steer" onclick="y">1 &lt; 2</p><iframe src="x">z</iframe>'
     assert clean(wild) == "<p>1 &lt; 2</p>z"
     assert clean('<a href="javascript:x">a</a><a href="https://b.c">b</a>') == '<a>a</a><a href="https://b.c">b</a>'
+    assert markdown(r"$\big\|x\big\|$").count(">‖<") == 2, "the signs of a norm"
     assert "<math" in markdown("$a < b$") and "<script>" not in markdown("$\\text{<script>x</script>}$")
     assert "href" not in markdown("$\\href{javascript:x}{y}$").replace("<code>\\href", "")
     shown = settings({"a": 1, "train": {"x": None, "y": [1, 2], "z": {}, "<b>": "<i>"}}).data

@@ -360,7 +360,7 @@ def test_a_damaged_published_record_is_named(tmp_path, monkeypatch, name):
     write_json(folder / "metrics.json", {"single": {"AUPRC": 0.25}}, checked=True)
     assert published.published(point) == folder
     changed(folder / name, 30)
-    with pytest.raises(BachError, match=r"status\.json is damaged .*; restore it, e\.g\. with git checkout"):
+    with pytest.raises(BachError, match=rf"{name} is damaged .*; restore it, e\.g\. with git checkout"):
         published.published(point)
 
 

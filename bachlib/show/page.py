@@ -2,11 +2,13 @@
 
     text = page(notebook)                                    # a section for each `## ` heading
     text = page([("00_tour", first), ("01_sphere", second)])  # a section for each notebook
+    text = page(notebook, plotly="plotly.js", beside=[("next", "01_sphere.html", "01_sphere")])  # a page of a site
 
 Every cell and every output is on the page; only cells tagged `lesson` can be left out (`bach run` leaves out these
 texts before it executes a notebook with other parameters than its own). Text of notebooks is sanitised
 and all else is escaped, so that nothing of somebody's data becomes markup. Figures and the data of sliders are JSON,
 which `page.js` reads. The content security policy of the page forbids it to load anything.
+A page of a site shares plotly.js with the others and loads nothing else.
 """
 
 from __future__ import annotations
@@ -43,8 +45,19 @@ NOTHING_FROM_OUTSIDE = (
 )
 
 
-def page(notebooks: NotebookNode | Sequence[tuple[str, NotebookNode]], title: str = "", *, lessons: bool = True) -> str:
-    """The text of the file. `title` replaces the notebook's own; `lessons=False` leaves out cells tagged `lesson`."""
+def page(
+    notebooks: NotebookNode | Sequence[tuple[str, NotebookNode]],
+    title: str = "",
+    *,
+    lessons: bool = True,
+    plotly: str = "",
+    beside: Sequence[tuple[str, str, str]] = (),
+) -> str:
+    """The text of the file. `title` replaces the notebook's own; `lessons=False` leaves out cells tagged `lesson`.
+
+    For a page of a site: `plotly` names the file with `plotly_js()` beside it, and `beside` other pages (relation, file
+    and words of each link).
+    """
     writer, before, sections = _Writer(lessons), "", []
     if isinstance(notebooks, NotebookNode):
         own, ((_, before), *parts) = writer.parts(notebooks)
@@ -61,20 +74,29 @@ def page(notebooks: NotebookNode | Sequence[tuple[str, NotebookNode]], title: st
         key = writer.key(short)
         contents += f'<li><a href="#{key}">{escape(re.sub(r"[$*`{}]", "", short))}</a></li>'
         body += f'<section id="{key}"><h2>{written(heading)}</h2>{html}</section>'
+    links = "".join(f'<a rel="{rel}" href="{escape(file)}">{escape(words)}</a>' for rel, file, words in beside)
+    links = f'<p class="pages">{links}</p>' if links else ""
+    draws = f'<script src="{escape(plotly)}"></script>' if plotly else f"<script>{inline(plotly_js())}</script>"
+    allowed = NOTHING_FROM_OUTSIDE.replace("script-src", "script-src 'self'") if plotly else NOTHING_FROM_OUTSIDE
     css, js = (resources.files("bachlib.show").joinpath(f"page.{kind}").read_text("utf-8") for kind in ("css", "js"))
     css += HtmlFormatter(style="default").get_style_defs(".code")
     css += HtmlFormatter(style="github-dark").get_style_defs(':root[data-theme="dark"] .code')
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{NOTHING_FROM_OUTSIDE}">
+<meta http-equiv="Content-Security-Policy" content="{allowed}">
 <title>{escape(title)}</title><style>{css}</style>
-<script>{inline(get_plotlyjs())}</script></head>
+{draws}</head>
 <body><nav aria-label="contents"><button id="theme" type="button">dark</button>
 <label class="switch"><input type="checkbox" id="code"> code</label><ol>{contents}</ol></nav>
-<main><header><h1>{written(title)}</h1>{before}</header>{body}</main>
+<main>{links}<header><h1>{written(title)}</h1>{before}</header>{body}{links}</main>
 <script type="application/json" id="data-dark">{dumped(DARK)}</script>
 <script>{inline(js)}</script></body></html>
 """
+
+
+def plotly_js() -> str:
+    """The library that draws the figures of a page."""
+    return get_plotlyjs()
 
 
 class _Writer:
@@ -180,6 +202,7 @@ TAGS = set(
     "a abbr b blockquote br caption code col colgroup dd del details div dl dt em h1 h2 h3 h4 h5 h6 hr i img kbd li ol "
     "p pre s small span strong sub summary sup table tbody td tfoot th thead tr u ul".split()
 )
+BESIDE = re.compile(r"\w[\w-]*\.html(#[\w-]+)?")  # another page of a site
 MARKS = re.compile(r"(</?(?:sub|sup|b|i|br)\s*/?>)")  # what figures use in their texts
 _render = mistune.create_markdown(escape=False, plugins=["table", "strikethrough"])
 
@@ -212,7 +235,8 @@ def _around_formulas(text: str, render: Callable[[str], str]) -> str:
 
 def _formula(latex: str, block: bool) -> str:
     """MathML; a formula that cannot be read is shown as it was written."""
-    safe = latex.replace("<", r"\lt ").replace(">", r"\gt ")  # the converter escapes no text
+    safe = latex.replace("<", r"\lt ").replace(">", r"\gt ")  # the converter escapes no text, and shows \big\| as it is
+    safe = re.sub(r"(?<!\\)\\\|", "‖", safe)
     try:
         made = to_mathml(safe, display="block" if block else "inline")
     except Exception:  # it has a class for each mistake
@@ -228,7 +252,7 @@ def clean(html: str) -> str:
 
 def _harmless(tag: str, name: str, value: str) -> bool:
     if name == "href":
-        return value.startswith(("https://", "http://", "mailto:", "#"))
+        return value.startswith(("https://", "http://", "mailto:", "#")) or bool(BESIDE.fullmatch(value))
     if name == "src":
         return tag == "img" and value.startswith("data:image/")
     if name == "class":
