@@ -311,14 +311,19 @@ def record(notebook: str, metrics: dict[str, float | int | str]) -> dict[str, fl
     return metrics
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if the file is missing or damaged, or its checksum (if any) is another."""
+def read_json(path: Path, checked: bool = False) -> dict[str, Any]:
+    """The object in a JSON file; empty if the file is missing or damaged, or its checksum is another.
+
+    Files of earlier versions have no checksum. `checked`: then they are damaged, too.
+    """
     try:
         with path.open(encoding="utf-8") as stream:
             if len(text := stream.read(JSON_LENGTH + 1)) > JSON_LENGTH:
                 return {}
         known = json.loads(text)
-        whole = isinstance(known, dict) and (CHECKSUM not in known or known[CHECKSUM] == _checksum(known))
+        whole = isinstance(known, dict)
+        if whole and (checked or CHECKSUM in known):
+            whole = known.get(CHECKSUM) == _checksum(known)
     except (FileNotFoundError, ValueError, RecursionError):
         return {}
     return {key: x for key, x in known.items() if key != CHECKSUM} if whole else {}

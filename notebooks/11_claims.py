@@ -50,7 +50,7 @@ effects = ledger(found)
 evidence.progress()
 
 # %% [markdown]
-# ## 2 · The rules, stated before the numbers
+# ## 2 · The rules
 #
 # Each claim says in which range an effect lies: above zero, or between two borders. An effect is *confirmed* if its
 # whole 95% interval is inside, *not confirmed* if it is outside, and we *cannot tell* if it crosses a border. With
@@ -60,6 +60,9 @@ evidence.progress()
 # Intervals are for other users *and* other trainings, paired by user. *Smallest to be seen* is the effect that would
 # have been told from the border in four of five repetitions: if it is larger than the paper's effect, the data is too
 # small for the claim. With three seeds such intervals are somewhat too narrow (`bachlib/evaluate/statistics.py`).
+#
+# Ten trainings were known when the rules were written. Two limits are our choice: $\kappa$ at most twice the paper's
+# upper end, and a calibration error of at most half of the control's.
 
 # %%
 verdicts = verdict_table(effects)

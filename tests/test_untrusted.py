@@ -349,7 +349,7 @@ def test_an_evaluation_that_was_changed(evaluated, tmp_path):
         Evaluation.load(folder)
 
 
-@pytest.mark.parametrize("name", ["status.json", "metrics.json"])
+@pytest.mark.parametrize("name", ["status.json", "metrics.json", "evaluation-test.json"])
 def test_a_damaged_published_record_is_named(tmp_path, monkeypatch, name):
     (tmp_path / "s.yaml").write_text("name: s\nbase: [quickstart]\ngrid: {method: [mostpop]}\n")
     point = read_sweep(tmp_path / "s.yaml").points[0]
@@ -358,10 +358,14 @@ def test_a_damaged_published_record_is_named(tmp_path, monkeypatch, name):
     values = stages(point.p)["single"]
     write_json(folder / "status.json", {"notebooks": {"single": {"values": values}}}, checked=True)
     write_json(folder / "metrics.json", {"single": {"AUPRC": 0.25}}, checked=True)
+    write_json(folder / "evaluation-test.json", {"means": {"AUPRC": 0.25}}, checked=True)
     assert published.published(point) == folder
-    changed(folder / name, 30)
-    with pytest.raises(BachError, match=rf"{name} is damaged .*; restore it, e\.g\. with git checkout"):
-        published.published(point)
+    whole = (folder / name).read_bytes()
+    for at in (30, whole.index(b"checksum")):  # without its checksum a record is damaged, too
+        (folder / name).write_bytes(whole)
+        changed(folder / name, at)
+        with pytest.raises(BachError, match=rf"{name} is damaged .*; restore it, e\.g\. with git checkout"):
+            published.published(point)
 
 
 def test_a_report_reads_notebooks_of_its_folder_only(tmp_path):

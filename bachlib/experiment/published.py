@@ -3,8 +3,8 @@
 `bach publish SWEEP` writes `outputs/published/<sweep>/<run>/`: the evaluation with the ranks of every user, from which
 intervals and paired tests can be computed again, the history, parameters, seconds, versions and the hash of the code.
 It can be called at any time: it adds what is finished and not yet published. A point with a published record counts as
-done on every machine. Its values and data have to be the same; another version of the code may have made it, and the
-record says which. Modules of one's own have to have the same source.
+done on every machine. Its values and data have to be the same, its JSON files need their checksums, and modules of one's
+own need the same source. Another version of the code may have made it; the record says which.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from bachlib.experiment.sweep import Point, Sweep
 
 KEPT = (METRICS, "environment.json")  # as they are
-HISTORY, TRAITS = "history.parquet", "traits.json"
+HISTORY, TRAITS, EVALUATION = "history.parquet", "traits.json", "evaluation-test.json"
 RESTORE = "restore it, e.g. with git checkout, or remove its folder"
 
 
@@ -63,7 +63,7 @@ def publish(sweep: Sweep) -> list[Path]:
 
 
 def _data_of(folder: Path | None) -> Any:
-    return folder and read_json(folder / "evaluation-test.json").get("protocol", {}).get("content_hash")
+    return folder and read_json(folder / EVALUATION).get("protocol", {}).get("content_hash")
 
 
 def _publish_traits(sweep: Sweep) -> None:
@@ -103,8 +103,9 @@ def published(point: Point) -> Path | None:
     wanted = _comparable(stages(point.p)[SINGLE]), sources(point.p)
     for path in sorted(published_dir().glob(f"*/*/{STATUS}")):  # the name of a run holds the hash of the code
         if _values_of(path, path.stat().st_mtime_ns) == wanted:
-            with reading(path.parent / METRICS, RESTORE):
-                expect(read_json(path.parent / METRICS), {SINGLE: dict}, METRICS)
+            for name, form in ((METRICS, {SINGLE: dict}), (EVALUATION, {"means": dict})):
+                with reading(path.parent / name, RESTORE):
+                    expect(read_json(path.parent / name, checked=True), form, name)
             return path.parent
     return None
 
@@ -113,7 +114,7 @@ def published(point: Point) -> Path | None:
 def _values_of(path: Path, changed: int) -> tuple[str, dict[str, str]]:
     """Values and own modules of a record, read once as long as the file does not change."""
     with reading(path, RESTORE):
-        stage = read_json(path)["notebooks"][SINGLE]
+        stage = read_json(path, checked=True)["notebooks"][SINGLE]
         return _comparable(stage["values"]), stage.get("own", {})
 
 
