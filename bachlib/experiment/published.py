@@ -3,8 +3,8 @@
 `bach publish SWEEP` writes `outputs/published/<sweep>/<run>/`: the evaluation with the ranks of every user, from which
 intervals and paired tests can be computed again, the history, parameters, seconds, versions and the hash of the code.
 It can be called at any time: it adds what is finished and not yet published. A point with a published record counts as
-done on every machine. Its values and data have to be the same, its JSON files need their checksums, and modules of one's
-own need the same source. Another version of the code may have made it; the record says which.
+done on every machine. Its values and data have to be the same, its JSON files need their checksums, and modules of
+one's own need the same source. Another version of the code may have made it; the record says which.
 """
 
 from __future__ import annotations
