@@ -154,7 +154,10 @@ def plain_log(folder: Path, name: str, delimiter: str, order: str, header: int =
     for n, row in enumerate(text_of(folder, name).removesuffix("\n").split("\n")):
         if n >= header and row:
             fields = dict(zip(order, row.split(delimiter), strict=True))
-            user, item, time = (int(number(fields[name])) for name in "uit")
+            user, item, time = (number(fields[name]) for name in "uit")
+            if user % 1 or item % 1:
+                raise ValueError("an id that is not whole")
+            user, item, time = int(user), int(item), int(time)
             events.append((user, item, number(fields.get("r", "5")), time))
             if not np.isfinite(events[-1][2]):
                 raise ValueError("a rating that is not finite")

@@ -99,6 +99,8 @@ def test_only_a_header(refuses, tmp_path):
         ("7,8,4.0", "line 50: missing columns"),
         ("7,8,4.0,5,6", "line 50: too many columns"),
         ("7,8,nan,1000000000", "line 50: rating is nan"),
+        ("0.5,8,4.0,1000000000", "line 50: user is 0.5"),  # not user 1
+        ("7,99999999999,4.0,1000000000", "line 50: item is 99999999999"),
     ],
 )
 def test_bad_row_in_movielens(refuses, tmp_path, line, said):

@@ -87,6 +87,11 @@ class Layout:
     quote: str = ""  # the authors' formats do not use quotes
     time_format: str | None = None
 
+    @property
+    def whole_ids(self) -> list[str]:
+        """Ids that are whole numbers. DuckDB would take 0.5 for 1, so they are read as DOUBLE and then compared."""
+        return [name for name in ("user", "item") if self.fields[name] == "INTEGER"]
+
     def rows(self, path: Path) -> Iterator[tuple[int, list[str]]]:
         """(number of its first line, fields) of every row, in plain Python: slow, for messages and samples only."""
         with path.open(encoding="utf-8", errors="replace", newline="") as stream:
@@ -116,13 +121,15 @@ def read_text(log: LogTable, source: Source, path: Path, label: str, times: Iter
         used.remove("behavior")
         where += " AND behavior IS NOT NULL"
     sql = {name: name for name in used} | ({"rating": source.rating} if source.rating else {})
+    for name in layout.whole_ids:
+        sql[name] = f"CASE WHEN {name} = trunc({name}) THEN TRY_CAST({name} AS INTEGER) END"
     if (kind := layout.fields["time"]) != "BIGINT":
         sql["time"] = integer_time("time", kind)
     chosen = ", ".join(f"{expression} AS {name}" for name, expression in sql.items())
     log.con.execute("DROP TABLE IF EXISTS reject_errors; DROP TABLE IF EXISTS reject_scans")
     log.append(f"SELECT {chosen} FROM {_relation(path, layout, log.params)} WHERE {where}", list(sql), label)
     _collect_rejects(log, path, label)
-    _drop_empty(log, path, layout, label)
+    _drop_wrong(log, path, layout, label)
 
 
 def _collect_rejects(log: LogTable, path: Path, label: str) -> None:
@@ -168,7 +175,8 @@ def _line_at(path: Path, position: int) -> int:
 
 
 def _relation(path: Path, layout: Layout, params: PrepareParams) -> str:
-    types = ", ".join(f"{quote(name)}: {quote(kind)}" for name, kind in layout.fields.items())
+    read_as = layout.fields | dict.fromkeys(layout.whole_ids, "DOUBLE")
+    types = ", ".join(f"{quote(name)}: {quote(kind)}" for name, kind in read_as.items())
     options = {
         "auto_detect": "false",
         "header": str(layout.header).lower(),
@@ -270,9 +278,10 @@ def _not_cut_off(log: LogTable, path: Path, layout: Layout, label: str) -> str:
     return f"NOT ({' AND '.join(same)})"
 
 
-def _drop_empty(log: LogTable, path: Path, layout: Layout, label: str) -> None:
-    """Delete rows with empty ids or ratings that are not finite, which DuckDB accepts, and add them to `log.bad`."""
+def _drop_wrong(log: LogTable, path: Path, layout: Layout, label: str) -> None:
+    """Delete rows with ids or ratings that DuckDB accepts and we do not, and add them to `log.bad`."""
     tests = {name: f"{name} = ''" for name in ("user", "item") if layout.fields[name] == "VARCHAR"}
+    tests |= {name: f"{name} IS NULL" for name in layout.whole_ids}
     tests |= {"rating": "NOT isfinite(rating)"} if "rating" in layout.fields else {}
     wrong = " OR ".join(tests.values()) or "false"
     (count,) = log.one(f"SELECT count(*) FROM log WHERE {wrong}")
@@ -283,15 +292,18 @@ def _drop_empty(log: LogTable, path: Path, layout: Layout, label: str) -> None:
         f"{label}, line {line}: {name} is {row[names.index(name)] or 'missing'}: {layout.delimiter.join(row)!r}"
         for line, row in layout.rows(path)
         for name in tests
-        if len(row) == len(names) and _is_empty(row[names.index(name)], number=name == "rating")
+        if len(row) == len(names) and _is_wrong(row[names.index(name)], layout.fields[name])
     )
     log.bad.add(count, list(itertools.islice(shown, SHOWN)))
     log.con.execute(f"DELETE FROM log WHERE {wrong}")
 
 
-def _is_empty(text: str, number: bool) -> bool:
+def _is_wrong(text: str, kind: str) -> bool:
+    """Is it no text, no whole number of 32 bits, or no finite number?"""
     with suppress(ValueError):
-        return text == "" or (number and not math.isfinite(float(text)))  # 1e999, too
+        if kind == "INTEGER":
+            return float(text) % 1 != 0 or abs(float(text)) >= 2**31
+        return text == "" or (kind != "VARCHAR" and not math.isfinite(float(text)))  # 1e999, too
     return False
 
 

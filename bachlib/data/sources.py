@@ -42,9 +42,10 @@ class Source:
         return self.archive is None and self.name != "planted"
 
 
-RATING = {"user": "INTEGER", "item": "INTEGER", "rating": "FLOAT", "time": "BIGINT"}
+WHOLE = {"user": "INTEGER", "item": "INTEGER"}
+RATING = WHOLE | {"rating": "FLOAT", "time": "BIGINT"}
 BEHAVIOR = "ENUM('pv','buy','cart','fav')"
-TAOBAO = {"user": "INTEGER", "item": "INTEGER", "genre": "INTEGER", "behavior": BEHAVIOR, "time": "BIGINT"}
+TAOBAO = WHOLE | {"genre": "INTEGER", "behavior": BEHAVIOR, "time": "BIGINT"}
 BY_HAND = "The download needs a (free) {} account, so a person has to fetch it."
 
 
@@ -96,7 +97,7 @@ SOURCES: dict[str, Source] = {
         Source("lastfm-1k", "userid-timestamp-artid-artname-traid-traname.tsv", LASTFM, "\t",
                archive="lastfm-dataset-1K.tar.gz", note="For non-commercial use.",
                where="http://ocelma.net/MusicRecommendationDataset/lastfm-1K.html"),
-        Source("kuairand", "log_*.csv", dict.fromkeys(KUAIRAND, "BIGINT"), named=KUAIRAND, rating=BY_BUTTON,
+        Source("kuairand", "log_*.csv", dict.fromkeys(KUAIRAND, "BIGINT") | WHOLE, named=KUAIRAND, rating=BY_BUTTON,
                archive="KuaiRand-1K.tar.gz", where="https://zenodo.org/records/10439422", note="CC BY-SA 4.0."),
         Source("recbole", "*.inter", dict.fromkeys(ATOMIC, "VARCHAR") | {"rating": "DOUBLE", "time": NUMBER}, "\t",
                named=ATOMIC, items="*.item"),
