@@ -24,7 +24,7 @@ def direct() -> dict[str, Requirement]:
     extras = PROJECT["optional-dependencies"]
     wanted = [
         *PROJECT["dependencies"],
-        *(line for name in ("lab", "sweep", "faiss-cpu", "test") for line in extras[name]),
+        *(line for name in ("lab", "sweep", "faiss-cpu", "export", "test") for line in extras[name]),
     ]
     return {canonicalize_name(r.name): r for r in map(Requirement, wanted)}
 
@@ -74,6 +74,7 @@ def test_the_lock_is_what_is_installed_and_complete():
 
 def test_the_extras_are_those_the_errors_name():
     modules = {"umap-learn": "umap", "faiss-cpu": "faiss", "pillow": "PIL", "mlflow-skinny": "mlflow"}
+    modules["qdrant-client"] = "qdrant_client"
     extras = PROJECT["optional-dependencies"]
     for extra, named in bachlib.EXTRAS.items():
         packages = [Requirement(line).name for line in extras[extra]]
