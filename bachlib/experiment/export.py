@@ -35,9 +35,9 @@ LOG_C = {
     "von-mises-fisher": "lgamma(d / 2) - log(2) - d / 2 * log(pi) - log(hyp0f1(d / 2, kappa**2 / 4))",
 }
 SCORE = {
-    "power-spherical": "log(sum over r of exp(log_pi[r] + log_C(kappa[r]) + kappa[r] * log(1 + dot(heads[r], vector))))",
-    "von-mises-fisher": "log(sum over r of exp(log_pi[r] + log_C(kappa[r]) + kappa[r] * dot(heads[r], vector)))",
-    "max over heads": "max over r of dot(heads[r], vector)",
+    "power-spherical": "log(sum over r of exp(log_pi[r] + log_C(kappa[r]) + kappa[r] * log(1 + heads[r] @ vector)))",
+    "von-mises-fisher": "log(sum over r of exp(log_pi[r] + log_C(kappa[r]) + kappa[r] * heads[r] @ vector))",
+    "max over heads": "max over r of heads[r] @ vector",
 }
 
 
@@ -95,8 +95,8 @@ def _about(run: Run, opset: int, off: dict[str, float]) -> dict[str, Any]:
         "rule": rule,
         "score": SCORE[rule],
         "log_C": LOG_C.get(rule),
-        "history": f"int64 (B, n): item numbers, the oldest first, -1 pads on the left, n from 1 to {model.n_hist}. The "
-        f"caller cuts longer histories to the last {model.n_hist}; an empty one is a row of -1.",
+        "history": f"int64 (B, n): item numbers, the oldest first, -1 pads on the left, n from 1 to {model.n_hist}. "
+        f"The caller cuts longer histories to the last {model.n_hist}; an empty one is a row of -1.",
         "users.parquet": "heads, pi and kappa after the whole sequence of each user, the test items included",
         "opset": opset,
         "difference": off,

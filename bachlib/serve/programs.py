@@ -4,7 +4,7 @@
     item_tower   rows (m, d) like those of PureSVD → vectors (m, d), for new items
 
 B, m and n are free; n is 1 … n_hist, so a caller passes the last n_hist items. An empty history is a row of −1. MIND's
-routing starts, as in evaluation, from a fixed function of the history. Every program is run and compared with the model.
+routing starts, as in evaluation, from a fixed function of the history. Each program is run and compared with the model.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def difference(part: Part, run: Any) -> float:
 
 @contextmanager
 def _whole_products() -> Iterator[None]:
-    """Products by torch's own operator and in one piece: other runtimes have no oneDNN, and B decides how many parts."""
+    """Products by torch's own operator and in one piece: other runtimes have no oneDNN, and B decides on the parts."""
     before = products.ONEDNN, towers.in_parts
     products.ONEDNN, towers.in_parts = None, lambda net, rows: net(rows)
     try:
