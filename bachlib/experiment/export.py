@@ -30,14 +30,15 @@ from bachlib.train.run import Run, data_of, find_run, read_about
 FORMAT = "bachlib export 1"
 NEIGHBORS, USERS = 10, 1024  # nearest items of each item; users that are encoded at a time
 LOG_C = {
-    "power-spherical": "lgamma(d - 1 + kappa) - lgamma((d - 1) / 2 + kappa) - (d - 1 + kappa) * log(2)"
+    "power-spherical": "gammaln(d - 1 + kappa) - gammaln((d - 1) / 2 + kappa) - (d - 1 + kappa) * log(2)"
     " - (d - 1) / 2 * log(pi)",
-    "von-mises-fisher": "lgamma(d / 2) - log(2) - d / 2 * log(pi) - log(hyp0f1(d / 2, kappa**2 / 4))",
+    "von-mises-fisher": "gammaln(d / 2) - log(2) - d / 2 * log(pi) - log(hyp0f1(d / 2, kappa**2 / 4))",
 }
-SCORE = {
-    "power-spherical": "log(sum over r of exp(log_pi[r] + log_C(kappa[r]) + kappa[r] * log(1 + heads[r] @ vector)))",
-    "von-mises-fisher": "log(sum over r of exp(log_pi[r] + log_C(kappa[r]) + kappa[r] * heads[r] @ vector))",
-    "max over heads": "max over r of heads[r] @ vector",
+SCORE = {  # as Python, with the functions of numpy and scipy.special
+    "power-spherical": "log(sum(exp(log_pi[r] + log_C(kappa[r]) + kappa[r] * log1p(heads[r] @ vector)) "
+    "for r in range(k)))",
+    "von-mises-fisher": "log(sum(exp(log_pi[r] + log_C(kappa[r]) + kappa[r] * heads[r] @ vector) for r in range(k)))",
+    "max over heads": "max(heads[r] @ vector for r in range(k))",
 }
 
 

@@ -188,8 +188,9 @@ def difference(part: Part, run: Any) -> float:
     worst = 0.0
     for given in part.examples:
         for name, wanted, found in zip(part.returned, part.module(given), run(given), strict=True):
-            off = ((found - wanted).abs() / wanted.abs().clamp(min=1)).max().item()
-            if found.shape != wanted.shape or not off <= CLOSE:  # also if it is not a number
+            same = found.shape == wanted.shape
+            off = ((found - wanted).abs() / wanted.abs().clamp(min=1)).max().item() if same else torch.inf
+            if not off <= CLOSE:  # also if it is not a number
                 told = f"{name} by {off:.1g} for an input of shape {tuple(given.shape)}"
                 raise BachError(f"the {part.name} as a program differs from the model in {told} (at most {CLOSE:g})")
             worst = max(worst, off)
