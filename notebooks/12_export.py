@@ -104,8 +104,8 @@ pd.DataFrame({"π": np.exp(log_pi[0]), "κ": kappa[0]}).T.round(3)
 # ## 3 · The items in a vector store
 #
 # [Qdrant](https://qdrant.tech) runs inside this process (`":memory:"`); with an address in its place the same lines
-# talk to a server. The vectors are unit, so the inner product is the cosine. The second collection holds the same items as
-# *multivectors* of one vector each: the store then takes several query vectors at once.
+# talk to a server. The vectors are unit, so the inner product is the cosine. The second collection holds the same items
+# as *multivectors* of one vector each: the store then takes several query vectors at once.
 
 # %%
 store = QdrantClient(":memory:")
@@ -145,7 +145,7 @@ pd.DataFrame(lists, index=[f"head {r}" for r in range(k)]).map(lambda item: item
 # | maximum | $\max_r t_r$ | the caller, from the lists |
 # | sum | $\sum_r t_r$ | the store, asked with all heads at once (MaxSim) |
 # | ranks | $\sum_r 1/(\text{rank}_r + c)$ over the lists that hold the item | the store (reciprocal rank fusion) |
-# | sum with $\pi_u$ | $\sum_r \pi_u^{(r)} t_r$ | the store, asked with **one** vector: $\sum_r \pi_u^{(r)}\mathbf u^{(r)}$ |
+# | sum with $\pi_u$ | $\sum_r\pi_u^{(r)} t_r$ | the store, with **one** vector, $\sum_r\pi_u^{(r)}\mathbf u^{(r)}$ |
 # | mixture | eq. 23, once with equal weights and once with $\pi_u$ | `rescore`, from the lists |
 #
 # The yardstick is the exact slate of the retriever, which scores all items by eq. 23.
@@ -255,8 +255,8 @@ assert whole and all(slate[row] == exact.items[row].tolist() for row in whole), 
 f"with lists of {m}, {len(whole)} of {len(asked)} slates are the exact ones, item by item in the same order"
 
 # %% [markdown] tags=["lesson"]
-# **What you should see.** Lists of 25 find more than half of the slate, lists of 100 all but an item here and there. The
-# items that are found stand in the exact order, whatever the length.
+# **What you should see.** Lists of 25 find more than half of the slate, lists of 100 all but an item here and there.
+# The items that are found stand in the exact order, whatever the length.
 
 # %% [markdown]
 # ## 7 · A server of thirty lines
