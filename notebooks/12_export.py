@@ -53,6 +53,7 @@ from bachlib.evaluate import metrics
 from bachlib.experiment.export import export
 from bachlib.experiment.stages import prepared, settings, trained
 from bachlib.files import output_dir, record
+from bachlib.rank.ranks import sample_users
 from bachlib.serve import Retriever, rescore
 from bachlib.show import plots
 
@@ -151,7 +152,7 @@ pd.DataFrame(lists, index=[f"head {r}" for r in range(k)]).map(lambda item: item
 # The yardstick is the exact slate of the retriever, which scores all items by eq. 23.
 
 # %%
-asked = dataset.evaluated("test")[::10]
+asked = sample_users(dataset, 40, seed)
 history, K, M = dataset.history(asked, "test"), 50, 100
 heads, log_pi, kappa = session.run(None, {"history": history})
 pi, room = np.exp(log_pi), K + history.shape[1]
@@ -221,8 +222,8 @@ plots.bars(table["of the exact slate"].to_dict(), "Only the mixture with π find
 # Here the whole history of a user is left out, as `evaluate` does it:
 
 # %%
-everybody = dataset.evaluated("test")
-histories, wanted = [dataset.sequence(u)[:-10] for u in everybody], dataset.targets(everybody, "test")
+everybody = sample_users(dataset, p.max_eval, seed)
+histories, wanted = [np.concatenate(dataset.split(u)[:2]) for u in everybody], dataset.targets(everybody, "test")
 own, same = (retriever.retrieve(histories, K, pi=weights) for weights in (None, equal))
 R = {name: metrics.recall(slate.items, wanted, K) for name, slate in (("with π", own), ("equal weights", same))}
 difference = R["with π"] - R["equal weights"]
@@ -232,6 +233,11 @@ f"{told}; difference {difference.mean():+.4f} ± {1.96 * error:.4f}"
 
 # %%
 plots.bars({name: float(of.mean()) for name, of in R.items()}, told, f"R@{K} on the test items")
+
+# %% [markdown] tags=["lesson"]
+# **What you should see.** Without $\pi_u$ the same heads find an eighth less: 0.104 in place of 0.119. (The interval is
+# over users of one training.) Equal weights *at serving* are not what `pi="uniform"` *in training* is, where the heads
+# can adapt: see `13_ablations`.
 
 # %% [markdown]
 # ## 6 · `rescore` restores the exact order
@@ -300,7 +306,7 @@ for line in sys.stdin:
 index = retriever.save(output_dir("exports", f"{run.folder.name}-index"))
 script = output_dir("exports", "server.py")
 script.write_text(server)
-raw = [dataset.raw(dataset.sequence(u)).tolist() for u in (0, p.user)] + [["i0000012"], []]
+raw = [dataset.raw(dataset.sequence(u)).tolist() for u in (0, p.user)] + [dataset.raw([12]).tolist(), []]
 asked_for = "".join(json.dumps(one) + "\n" for one in raw)
 done = subprocess.run([sys.executable, script, folder, index], input=asked_for, text=True, capture_output=True)
 assert done.returncode == 0, done.stderr
@@ -353,8 +359,7 @@ record(
     "12_export",
     {
         "users": dataset.n_users,
-        "difference below": 1e-5,
-        **{f"of the exact slate, {name}": round(value, 3) for name, value in table["of the exact slate"].items()},
+        **{f"exact slate, {name}": round(value, 3) for name, value in list(table["of the exact slate"].items())[:-1]},
         "R@50, exact with π": round(float(R["with π"].mean()), 4),
         "R@50, exact with equal weights": round(float(R["equal weights"].mean()), 4),
         "lists of 25, rescored": round(by_M["M = 25"], 3),
