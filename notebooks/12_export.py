@@ -210,10 +210,10 @@ table.round(3)
 plots.bars(table["of the exact slate"].to_dict(), "Only the mixture with π finds the exact slate", "share of it")
 
 # %% [markdown] tags=["lesson"]
-# **What you should see.** Maximum, sum and ranks find a fifth to a quarter of the exact slate: all heads count alike
+# **What you should see.** The maximum finds a third of the exact slate, sum and ranks a fifth: all heads count alike
 # there, also those the user hardly has. The sum with $\pi_u$ finds half of it at the cost of one query, but it is a
-# single vector, the mean of the interests. The mixture with equal weights finds a little less than half. With $\pi_u$
-# it is the exact slate but for an item here and there that no list holds.
+# single vector, the mean of the interests. The mixture with equal weights finds half, too. With $\pi_u$ it is the exact
+# slate but for an item here and there that no list holds.
 
 # %% [markdown]
 # ## 5 · What π_u is worth

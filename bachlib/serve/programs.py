@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -126,7 +127,8 @@ def exported(part: Part) -> ExportedProgram:
     free = tuple(part.given.values())
     with _whole_products():
         program = torch.export.export(part.module, (part.examples[0],), dynamic_shapes=free, strict=True)
-    for node in program.graph.nodes:
+    graphs = [part.graph for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule)]
+    for node in chain.from_iterable(graph.nodes for graph in graphs):
         for told in ("stack_trace", "nn_module_stack", "source_fn_stack", "from_node"):
             node.meta.pop(told, None)
     return program
