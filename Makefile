@@ -85,7 +85,7 @@ bench-peers: $(PEERS_READY)
 lock:
 	rm -rf .lockenv && $(PYTHON) -m venv .lockenv
 	.lockenv/bin/python -m pip install --quiet "$$(grep '^torch==' requirements.lock)"
-	.lockenv/bin/python -m pip install --quiet ".[lab,sweep,faiss-cpu,test]"
+	.lockenv/bin/python -m pip install --quiet ".[lab,sweep,faiss-cpu,export,test]"
 	{ echo "# Every package, exactly. Written by 'make lock' from pyproject.toml; environment.yml repeats the direct ones. A new torch: change its line by hand first."; \
 	  .lockenv/bin/python -m pip freeze --exclude bachlib --exclude rfc3987-syntax --exclude lark | sed 's/ @ .*//; s/+cpu$$//'; } > requirements.lock
 	rm -rf .lockenv build

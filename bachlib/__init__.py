@@ -16,6 +16,7 @@ EXTRAS = {
     "sweep": "distributed papermill nbclient nbformat ipykernel psutil".split(),
     "faiss-cpu": ["faiss"],
     "trackers": ["tensorboard", "mlflow"],
+    "export": "onnx onnxscript onnxruntime qdrant_client".split(),
 }
 
 

@@ -299,6 +299,25 @@ def evaluate(
 
 
 @app.command()
+def export(
+    run: Annotated[Path, Argument(help="a run: its folder, or its name in outputs/runs")],
+    out: Annotated[Path, Argument(help="the folder to write")],
+    data: Annotated[Path | None, Option(help="data set of the training (default: found in outputs/data)")] = None,
+    opset: Annotated[int, Option(help="version of ONNX's operators: 18, which most runtimes read, to 23")] = 18,
+    layout: Annotated[bool, Option("--map/--no-map", help="x and y of a map of the items, a minute's work")] = True,
+    force: Annotated[bool, Option("--force", help="replace an earlier export")] = False,
+) -> None:
+    """Write items, users and towers for other tools: Parquet, ONNX and torch.export."""
+    from bachlib.experiment.export import export as export_run
+    from bachlib.experiment.export import opened
+
+    needs("bach export", "export", "onnx", "onnxscript", "onnxruntime")
+    folder = export_run(opened(run, data), out, opset=opset, layout=layout, force=force)
+    megabytes = sum(path.stat().st_size for path in folder.iterdir()) / 1e6
+    typer.echo(f"{', '.join(sorted(path.name for path in folder.iterdir()))}: {megabytes:.1f} MB\n→ {folder}")
+
+
+@app.command()
 def bench(
     what: Annotated[Bench | None, Argument(help="measure all of this part (default: what does not take long)")] = None,
     quick: Annotated[

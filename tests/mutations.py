@@ -581,6 +581,17 @@ MUTATIONS = [
     M("a kernel without memory is a traceback", "experiment/notebooks.py",
       'str(error).startswith("Kernel died before") or', "False or",
       "test_faults.py::test_a_kernel_that_cannot_start_is_told"),
+    # ---------------------------------------------------------------------------------------------------- export
+    M("sums of whole numbers do not wrap around", "serve/programs.py", "if x.dtype != torch.int64:", "if True:",
+      "test_export.py::test_the_user_side_of_every_method[mind]"),
+    M("a program that differs is kept", "serve/programs.py", "if not off <= CLOSE:", "if off > 1:",
+      "test_export.py::test_a_program_that_differs_is_refused"),
+    M("an export replaces any folder", "experiment/export.py", "if not own and not (out", "if False and not (out",
+      "test_export.py::test_a_folder_is_replaced_only_if_asked_and_only_if_it_is_an_export"),
+    M("users without their last items", "experiment/export.py", "dataset.lengths[users], model.n_hist)",
+      "dataset.lengths[users] - 10, model.n_hist)", "test_export.py::test_users_and_the_formula_of_the_score"),
+    M("an item among its own neighbours", "experiment/export.py", "of[:, 1:]", "of[:, :-1]",
+      "test_export.py::test_items_load_in_duckdb_and_in_a_vector_store"),
     # ----------------------------------------------------------------------------------------------------- bench
     M("the round that warms up counts", "bench/measure.py", "median(seconds[1:])", "median(seconds)",
       "test_bench.py::test_works_take_turns_and_the_median_counts"),

@@ -24,7 +24,7 @@ from bachlib.experiment.sync import all_executed, same_cells
 from bachlib.files import read_json
 from bachlib.show.pictures import pictures, without_twin
 
-FIGURES = {"09_sweep_report": 3, "single": 0, "explorer": 2}  # at least; the others have four and more
+FIGURES = {"09_sweep_report": 3, "12_export": 3, "single": 0, "explorer": 2}  # at least; the others have four and more
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 

@@ -24,7 +24,7 @@ def direct() -> dict[str, Requirement]:
     extras = PROJECT["optional-dependencies"]
     wanted = [
         *PROJECT["dependencies"],
-        *(line for name in ("lab", "sweep", "faiss-cpu", "test") for line in extras[name]),
+        *(line for name in ("lab", "sweep", "faiss-cpu", "export", "test") for line in extras[name]),
     ]
     return {canonicalize_name(r.name): r for r in map(Requirement, wanted)}
 
@@ -74,6 +74,7 @@ def test_the_lock_is_what_is_installed_and_complete():
 
 def test_the_extras_are_those_the_errors_name():
     modules = {"umap-learn": "umap", "faiss-cpu": "faiss", "pillow": "PIL", "mlflow-skinny": "mlflow"}
+    modules["qdrant-client"] = "qdrant_client"
     extras = PROJECT["optional-dependencies"]
     for extra, named in bachlib.EXTRAS.items():
         packages = [Requirement(line).name for line in extras[extra]]
@@ -134,7 +135,7 @@ def test_a_private_name_is_used_in_its_module_only(path):
 
 
 MODULES = sorted((ROOT / "bachlib").rglob("*.py"))
-MOST_LINES, FEW_LINES, AT_THE_TOP, ALL_LINES = 350, 60, 5, 20_500
+MOST_LINES, FEW_LINES, AT_THE_TOP, ALL_LINES = 350, 60, 5, 21_500
 
 
 def lines(path: Path) -> int:

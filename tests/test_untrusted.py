@@ -93,6 +93,12 @@ def test_a_base_that_is_no_file_is_named(tmp_path, text):
         read_experiment(path)
 
 
+def test_a_base_of_a_sweep_with_an_impossible_name(tmp_path):
+    (path := tmp_path / "s.yaml").write_text(f"name: s\nbase: [{'a' * 3_000}]\ngrid: {{k: [2]}}\n")
+    with pytest.raises(BachError, match=r"s\.yaml: base: a+ cannot be the name of a file"):
+        read_sweep(path)
+
+
 @pytest.mark.parametrize("log", ["~nobody-here/log.csv", "a" * 3_000, "a\0b"])
 def test_a_log_with_an_impossible_name(tmp_path, log):
     (path := tmp_path / "mine.yaml").write_text(json.dumps({"source": "csv", "path": log}))

@@ -37,9 +37,10 @@ import psutil
 
 from bachlib import BachError
 from bachlib.data import Dataset, planted, prepare
+from bachlib.experiment import export as exports
 from bachlib.experiment import stages
 from bachlib.experiment.sweep import read_sweep, record_of, run_here, state
-from bachlib.files import file_hash, read_json
+from bachlib.files import file_hash, read_json, write_json
 from bachlib.model.methods import build
 from bachlib.serve import Retriever, store
 from bachlib.train import Run
@@ -208,6 +209,22 @@ def pages(place: Path) -> dict[str, Any]:
     return {"report": re.sub(r"[\d,.]+ (?=windows/s)", "", re.sub(r"\s+", " ", text))}
 
 
+def some_run_and_export(place: Path) -> None:
+    some_run(place)
+    write_json(place / "export" / "model.json", {"format": exports.FORMAT, "files": {}})
+
+
+def export(place: Path) -> None:
+    bach("export", place / "run", place / "export", "--data", place / "data", "--no-map", "--force")
+
+
+def read_export(place: Path) -> Any:
+    """Are the files there and whole?"""
+    about = read_json(place / "export" / "model.json")
+    there = {name: place / "export" / name for name in about.get("files", ())}
+    return {name: path.exists() and file_hash(path) == about["files"][name]["sha256"] for name, path in there.items()}
+
+
 WORKS = {
     "prepare": Work(another_log, prepared, read_data, lambda place: files(place / "data"), 60),
     "train": Work(prepared, train, read_run, lambda place: trained(place / "run"), 55),
@@ -217,6 +234,7 @@ WORKS = {
         some_sweep, lambda place: bach("sweep", place / "sweep.yaml", "--workers", 1), read_point, recorded, 10, 5
     ),
     "report": Work(some_run, report, read_report, pages, 10, 5),
+    "export": Work(some_run_and_export, export, read_export, lambda place: files(place / "export"), 5),
 }
 CRASHED = ("prepare", "train", "save", "point")  # at every write; the others write through processes of their own
 
@@ -379,7 +397,8 @@ def killed(name: str, kills: int, rng: random.Random) -> Row:
             end = not hit or row == one.work.in_a_row or landed == kills
             wrong += [f"kill {number}: {what}" for what in one.differences(end)]
             row = 0 if end else row
-    return Row(f"bach {name}" if name in ("prepare", "train", "sweep", "report") else name, number, landed, wrong)
+    command = name in ("prepare", "train", "sweep", "report", "export")
+    return Row(f"bach {name}" if command else name, number, landed, wrong)
 
 
 def crashed(name: str, every: int = 1, first: int = 0) -> Row:

@@ -34,7 +34,8 @@ def findings() -> Iterator[str]:
 
 
 def _parts() -> Iterator[tuple[str, str, str]]:
-    for extra, use in {"lab": "notebooks, pictures, reports", "sweep": "bach sweep"}.items():
+    uses = {"lab": "notebooks, pictures, reports", "sweep": "bach sweep", "export": "bach export"}
+    for extra, use in uses.items():
         missing = [module for module in EXTRAS[extra] if find_spec(module) is None]
         without = f"not installed: {', '.join(missing)} (for {use}): pip install 'bachlib[{extra}]'"
         yield ("–", extra, without) if missing else ("✓", extra, use)

@@ -14,6 +14,7 @@ values are points with one training. `grid` can be a list of grids; points with 
 
 from __future__ import annotations
 
+import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -223,7 +224,7 @@ def chains(bases: Sequence[str], path: Path) -> list[list[str]]:
 
 def _beside(base: str, path: Path) -> str:
     """An experiment's file beside the sweep's file or in the working folder; else it is a name in params/."""
-    found = (place.resolve() for place in (path.parent / base, Path(base)) if place.is_file())
+    found = (place.resolve() for place in (path.parent / base, Path(base)) if os.path.isfile(place))  # of any length
     return str(next(found, base))
 
 

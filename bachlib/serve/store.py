@@ -118,7 +118,7 @@ def _read(
     if about["format"] not in READ:
         known = ", ".join(map(str, READ))
         raise BachError(f"{where} has format {about['format']}, this version reads {known}; save it again")
-    expect(about, {"strategy": str, "rule": str, "settings": dict, "model": str})
+    expect(about, {"strategy": str, "rule": str, "settings": dict, "model": str, "why": str})
     for name, file in about["files"].items():
         plain_name(name)
         if (size := (where / name).stat().st_size) != file["bytes"]:

@@ -13,6 +13,7 @@ from scipy.ndimage import gaussian_filter
 from bachlib import BachError
 from bachlib.files import only_one, output_dir, whole_folder
 from bachlib.reading import read_arrays
+from bachlib.serve.nearest import nearest
 
 SETTINGS = {"n_neighbors": 15, "min_dist": 0.25, "metric": "cosine"}
 CELLS = 64  # of a grid over the map, on each side
@@ -82,21 +83,7 @@ def _umap(items: np.ndarray, heads: np.ndarray, seed: int) -> tuple[np.ndarray, 
     settings = SETTINGS | {"n_neighbors": min(SETTINGS["n_neighbors"], len(items) - 1)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a seed means one thread, that nothing can be put onto the map later
-        near = (*_neighbours(items, heads, settings["n_neighbors"]), None)
+        near = (*nearest(items, heads, settings["n_neighbors"]), None)
         fitted = umap.UMAP(**settings, random_state=seed, precomputed_knn=near).fit(np.concatenate([items, heads]))
     torch.set_num_threads(threads)
     return tuple(np.split(fitted.embedding_, [len(items)]))
-
-
-def _neighbours(items: np.ndarray, heads: np.ndarray, m: int) -> tuple[np.ndarray, np.ndarray]:
-    """Itself and the m − 1 nearest *items* of each item and head, with their distances 1 − cosine, exactly."""
-    rows, found = np.concatenate([items, heads]), []
-    for first in range(0, len(rows), 2048):
-        cosine = rows[first : first + 2048] @ items.T
-        own = np.arange(first, min(first + 2048, len(rows)))
-        cosine[own[own < len(items)] - first, own[own < len(items)]] = -np.inf
-        near = np.argpartition(-cosine, m - 2, axis=1)[:, : m - 1]
-        near = np.take_along_axis(near, np.argsort(-np.take_along_axis(cosine, near, 1), axis=1), 1)
-        distance = np.maximum(1 - np.take_along_axis(cosine, near, 1), 0)
-        found.append((np.column_stack([own, near]), np.column_stack([np.zeros(len(own)), distance])))
-    return np.concatenate([f[0] for f in found]), np.concatenate([f[1] for f in found]).astype(np.float32)
