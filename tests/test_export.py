@@ -260,6 +260,8 @@ def test_what_cannot_be_exported_is_said(run, world, tmp_path):
         BachError, match="pop has no vectors, only counts: any other method than mostpop can be exported"
     ):
         export(counts, out)
+    with pytest.raises(BachError, match=r"was loaded without its data set: use Run.load\(folder, dataset\)"):
+        export(Run.load(run.folder), out)
     with pytest.raises(BachError, match="pi='table' has a π_u for each user of the data set and none for a history"):
         programs.user_side(build("p-bach", world, pi="table", **SMALL))
     asked = world.with_context(np.ones((world.n_users, 2)))

@@ -57,9 +57,11 @@ def export(
     run: Run, out: str | Path, *, opset: int = programs.OPSETS[0], layout: bool = True, force: bool = False
 ) -> Path:
     """Write the folder `out`. `layout`: with the map, which takes a minute. `force`: replace an earlier export."""
-    out, model, dataset = Path(out), run.model, run.dataset
+    out, model, dataset = Path(out), run.model.eval(), run.dataset
     if not isinstance(model, TwoTower):
         raise BachError(f"{run.folder.name} has no vectors, only counts: any other method than mostpop can be exported")
+    if dataset is None:
+        raise BachError(f"{run.folder.name} was loaded without its data set: use Run.load(folder, dataset)")
     programs.check_opset(opset)
     if out.exists():
         _check_replaceable(out, force)
