@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import bachlib
 from bachlib import cli
+from bachlib.experiment import commands
 from bachlib.experiment.settings import Experiment
 from bachlib.experiment.stages import data_name
 from bachlib.model.methods import METHODS, build
@@ -66,7 +67,7 @@ def test_a_command_names_the_extra_it_needs(words, said, monkeypatch):
 
 def test_notebooks_are_in_the_clone(tmp_path, monkeypatch):
     """What the installed package says outside a clone."""
-    monkeypatch.setattr(cli, "project_root", lambda: tmp_path)
+    monkeypatch.setattr(commands, "project_root", lambda: tmp_path)
     error = here("run", "quickstart").exception
     assert isinstance(error, bachlib.BachError) and "run the command inside a clone of the workbook" in str(error)
     monkeypatch.setattr(sys, "argv", ["bach", "run", "--help"])
