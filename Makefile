@@ -37,7 +37,7 @@ run: $(READY)
 	$(PY) -m bachlib.cli run params/quickstart.yaml
 
 test: $(READY)
-	$(PY) -m pytest -n 2 $(PYTEST_ARGS)
+	$(PY) -m pytest -n 3 $(PYTEST_ARGS)
 
 mutants: $(READY)
 	$(PY) tests/mutants.py $(MUTANTS_ARGS)

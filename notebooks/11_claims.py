@@ -97,7 +97,7 @@ def shown(number):
 # %% [markdown]
 # ### 1 · BACH against all-multihead
 #
-# The two share the encoder and differ in the objective. The paper matches them at each $k$ (Table 3).
+# The two share the encoder and differ in the objective. The paper compares them at equal $k$ (Table 3).
 
 # %%
 shown(1)

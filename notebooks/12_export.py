@@ -147,7 +147,7 @@ pd.DataFrame(lists, index=[f"head {r}" for r in range(k)]).map(lambda item: item
 # | sum | $\sum_r t_r$ | the store, asked with all heads at once (MaxSim) |
 # | ranks | $\sum_r 1/(\text{rank}_r + c)$ over the lists that hold the item | the store (reciprocal rank fusion) |
 # | sum with $\pi_u$ | $\sum_r\pi_u^{(r)} t_r$ | the store, with **one** vector, $\sum_r\pi_u^{(r)}\mathbf u^{(r)}$ |
-# | mixture | eq. 23, once with equal weights and once with $\pi_u$ | `rescore`, from the lists |
+# | mixture | the density of eq. 23, once with equal weights and once with $\pi_u$ | `rescore`, from the lists |
 #
 # The yardstick is the exact slate of the retriever, which scores all items by eq. 23.
 

@@ -29,6 +29,7 @@ data = ""
 # %%
 from IPython.display import display
 
+from bachlib.evaluate.evaluation import ACCURACY
 from bachlib.experiment.settings import read_experiment
 from bachlib.experiment.stages import prepared, trained
 from bachlib.files import record
@@ -45,7 +46,7 @@ shown.facts()
 
 # %%
 display(*shown.numbers())
-means = {} if shown.missing else shown.evaluation.means
+means = {} if shown.missing else {name: shown.evaluation.means[name] for name in ACCURACY}
 assert all(0 <= value <= 1 for value in means.values())
 
 # %% [markdown]

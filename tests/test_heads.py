@@ -12,6 +12,7 @@ from bachlib import BachError
 from bachlib.evaluate import diagnostics, meaning
 from bachlib.evaluate.meaning import Genres
 from bachlib.model.methods import build
+from bachlib.serve.nearest import nearest
 from bachlib.show import maps as layouts
 from bachlib.show import plots
 from bachlib.show.plots import style
@@ -128,7 +129,7 @@ def test_a_map_keeps_clouds_apart_and_heads_in_them(monkeypatch):
 
 def test_neighbours_are_items():
     items, heads = clouds(20)
-    near, distance = layouts._neighbours(items.astype(np.float32), heads.astype(np.float32), 5)
+    near, distance = nearest(items.astype(np.float32), heads.astype(np.float32), 5)
     assert (near[:, 0] == np.arange(63)).all() and (near[:, 1:] < 60).all() and (distance[:, 0] == 0).all()
     cosine = np.concatenate([items, heads]) @ items.T
     np.fill_diagonal(cosine, -9)

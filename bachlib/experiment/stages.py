@@ -152,7 +152,8 @@ def measured(p: Experiment, quiet: bool = True) -> Measured:
     run = trained(p.method, dataset, p)
     epochs = 0 if begun or p.method == "mostpop" else int(run.history["epoch"].max())
     cost = {"cpu_s_per_epoch": round((time.process_time() - start) / epochs, 2)} if epochs else {}
-    result = evaluate(run, dataset, max_users=p.max_eval, slate=SLATE, serve_by=p.serve_by, quiet=quiet)
+    slate = SLATE if dataset.n_items > int(dataset.lengths.max()) + SLATE else 0  # a tiny catalogue leaves too few
+    result = evaluate(run, dataset, max_users=p.max_eval, slate=slate, serve_by=p.serve_by, quiet=quiet)
     result = replace(result, about=result.about | cost)
     heads: dict[str, float] = {}
     if p.method != "mostpop":

@@ -111,10 +111,10 @@ def users_of(heads: Any, pi: Any, kappa: Any, rule: Rule, log_pi: Any = None) ->
 def rescore(
     candidates: Any, heads: Any, pi: Any = None, kappa: Any = None, *, rule: Rule, log_pi: Any = None, items: Any = None
 ) -> Float[np.ndarray, "B m"]:
-    """The exact score of candidates from anywhere, such as a vector store: log m(i | u) (eq. 23), or the best head's
-    cosine (eq. 8). They are unit vectors, (B, m, d) or (m, d) for all users; or, with the vectors `items` (n, d) of a
-    catalogue, its row numbers (B, m) or (m,), where −1 is padding and scores −∞. `heads`, `pi` or `log_pi`, and
-    `kappa` as for `Server.retrieve`; `rule` is the model's: `retriever.rule`.
+    """The exact score of candidates from anywhere, such as a vector store: log m(i | u) (eq. 23), or the largest
+    cosine of a head, the maximum (eq. 8). They are unit vectors, (B, m, d) or (m, d) for all users; or, with the
+    vectors `items` (n, d) of a catalogue, its row numbers (B, m) or (m,), where −1 is padding and scores −∞. `heads`,
+    `pi` or `log_pi`, and `kappa` as for `Server.retrieve`; `rule` is the model's: `retriever.rule`.
     """
     query, _ = users_of(heads, pi, kappa, rule, log_pi)
     B, _, d = query.heads.shape
