@@ -97,7 +97,7 @@ def shown(number):
 # %% [markdown]
 # ### 1 · BACH against all-multihead
 #
-# The two share the encoder and differ in the objective. The paper compares them at equal $k$ (Table 3).
+# The two share the encoder and differ in the objective. The paper matches them by $k$ (Table 3, head-matched).
 
 # %%
 shown(1)
@@ -113,7 +113,7 @@ shown(2)
 # %% [markdown]
 # ### 3 · The order of the families
 #
-# Table 2 has a row per family. Each pair of neighbours is one effect here.
+# Table 2 has the best row of each family. Each pair of neighbours is one effect here.
 
 # %%
 shown(3)

@@ -149,7 +149,7 @@ pd.DataFrame(lists, index=[f"head {r}" for r in range(k)]).map(lambda item: item
 # | sum with $\pi_u$ | $\sum_r\pi_u^{(r)} t_r$ | the store, with **one** vector, $\sum_r\pi_u^{(r)}\mathbf u^{(r)}$ |
 # | mixture | the density of eq. 23, once with equal weights and once with $\pi_u$ | `rescore`, from the lists |
 #
-# The yardstick is the exact slate of the retriever, which scores all items by eq. 23.
+# The yardstick is the exact slate of the retriever, which scores all items by the density, eq. 23.
 
 # %%
 asked = sample_users(dataset, 40, seed)
@@ -242,7 +242,7 @@ plots.bars({name: float(of.mean()) for name, of in R.items()}, told, f"R@{K} on 
 # %% [markdown]
 # ## 6 · `rescore` restores the exact order
 #
-# Candidates may come from anywhere. What the lists hold, `rescore` puts into the order of eq. 23; what no list holds is
+# Candidates may come from anywhere. What the lists hold, `rescore` puts into the order of the density (eq. 23); what no list holds is
 # lost. So the only question is how long the lists must be (`07_serving` has a bound that proves it).
 
 # %%
