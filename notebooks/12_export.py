@@ -243,7 +243,8 @@ plots.bars({name: float(of.mean()) for name, of in R.items()}, told, f"R@{K} on 
 # ## 6 · `rescore` restores the exact order
 #
 # Candidates may come from anywhere. What the lists hold, `rescore` puts into the order of the density (eq. 23);
-# what no list holds is lost. So the only question is how long the lists must be (`07_serving` has a bound that proves it).
+# what no list holds is lost. So the only question is how long the lists must be (`07_serving` has a bound that proves
+# it).
 
 # %%
 by_M = {}
