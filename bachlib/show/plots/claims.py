@@ -28,8 +28,8 @@ def verdicts(table: pd.DataFrame) -> go.Figure:
             marker={"size": 22, "color": fill, "symbol": "circle-open" if name == NOTHING else "square"},
         )  # fmt: skip
     figure.update_xaxes(
-        tickvals=[*range(len(table.columns))], ticktext=[wrapped(label(c, 60), 16) for c in table.columns], side="top",
-        range=[-0.5, len(table.columns) - 0.5], showgrid=False,
+        tickvals=[*range(len(table.columns))], ticktext=[wrapped(label(c, 60), 14) for c in table.columns],
+        side="top", tickangle=0, range=[-0.5, len(table.columns) - 0.5], showgrid=False,
     )  # fmt: skip
     names = [label(c, 64) for c in table.index]
     figure.update_yaxes(tickvals=[*range(len(table))], ticktext=names, showgrid=False, range=[len(table) - 0.5, -0.5])
