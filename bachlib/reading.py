@@ -6,12 +6,14 @@ Nothing in a file runs, sizes are bounded before they are believed, and a damage
 
 from __future__ import annotations
 
+import copy
 import errno
 import re
 import zipfile
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -122,9 +124,15 @@ def from_yaml(text: str | bytes, where: Any) -> Any:
     try:
         if len(text) > YAML_BYTES:
             raise ValueError(f"more than {YAML_BYTES:,} characters")
-        return yaml.load(text, _Careful)
+        return copy.deepcopy(_parsed(text))
     except Exception as error:  # PyYAML's own, and whatever Python says of a date or a number
         raise BachError(f"{where} is not YAML that can be read: {f'{error}'[:400]}") from None
+
+
+@lru_cache(maxsize=64)
+def _parsed(text: str | bytes) -> Any:
+    """Each text once: a sweep reads the file of its experiment for each of its points."""
+    return yaml.load(text, _Careful)
 
 
 class _Careful(yaml.SafeLoader):

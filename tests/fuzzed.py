@@ -244,7 +244,7 @@ def read_run(folder: Path) -> dict:
     sums, about = checkpoint.load(folder / "resume.safetensors", fresh, optimizer)
     state = {name: optimizer.state[x] for name, x in fresh.named_parameters()}
     weights = {name: of.state_dict() for name, of in (("best", best.model), ("last", last.model), ("now", fresh))}
-    told = {key: best.about[key] for key in ("identity", "limits", "status", "best")}
+    told = {key: best.about.get(key) for key in ("identity", "limits", "status", "best")}
     return {"about": told, "history": best.history, "sums": sums, "state": state, "at": about, **weights}
 
 

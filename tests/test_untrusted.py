@@ -93,9 +93,12 @@ def test_a_base_that_is_no_file_is_named(tmp_path, text):
         read_experiment(path)
 
 
-def test_a_base_of_a_sweep_with_an_impossible_name(tmp_path):
-    (path := tmp_path / "s.yaml").write_text(f"name: s\nbase: [{'a' * 3_000}]\ngrid: {{k: [2]}}\n")
-    with pytest.raises(BachError, match=r"s\.yaml: base: a+ cannot be the name of a file"):
+@pytest.mark.parametrize(
+    ("ending", "said"), [("", "a+ cannot be the name of a file"), (".yaml", r"a+\.yaml does not ex")]
+)
+def test_a_base_of_a_sweep_with_an_impossible_name(tmp_path, ending, said):
+    (path := tmp_path / "s.yaml").write_text(f"name: s\nbase: [{'a' * 3_000}{ending}]\ngrid: {{k: [2]}}\n")
+    with pytest.raises(BachError, match=rf"s\.yaml: base: {said}"):
         read_sweep(path)
 
 

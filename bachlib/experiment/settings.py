@@ -6,6 +6,7 @@ Everything is checked before anything runs: unknown keys, wrong types, incompati
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
@@ -158,7 +159,7 @@ def nearest(name: str, known: Any) -> str:
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """The keys and values of a YAML file."""
-    if not path.is_file():
+    if not os.path.isfile(path):  # nor can it be: a name of a thousand letters
         there = ", ".join(sorted(p.name for p in path.parent.glob("*.yaml")))
         raise BachError(f"{path} does not exist; there are {there or 'none'}")
     with path.open("rb") as stream:
