@@ -1,5 +1,6 @@
 """What is fuzzed: good files, how they are read, and how somebody would forge their checksums."""
 
+import copy
 import csv
 import hashlib
 import io
@@ -242,7 +243,8 @@ def read_run(folder: Path) -> dict:
     fresh = build("p-bach", data(), 3, **SMALL)
     optimizer = torch.optim.Adam(fresh.parameters())
     sums, about = checkpoint.load(folder / "resume.safetensors", fresh, optimizer)
-    state = {name: optimizer.state[x] for name, x in fresh.named_parameters()}
+    # a copy: it is mapped from the file, into which the fuzzer writes
+    state = {name: copy.deepcopy(optimizer.state[x]) for name, x in fresh.named_parameters()}
     weights = {name: of.state_dict() for name, of in (("best", best.model), ("last", last.model), ("now", fresh))}
     told = {key: best.about.get(key) for key in ("identity", "limits", "status", "best")}
     return {"about": told, "history": best.history, "sums": sums, "state": state, "at": about, **weights}
