@@ -135,7 +135,7 @@ def test_a_private_name_is_used_in_its_module_only(path):
 
 
 MODULES = sorted((ROOT / "bachlib").rglob("*.py"))
-MOST_LINES, FEW_LINES, AT_THE_TOP, ALL_LINES = 350, 60, 5, 21_500
+MOST_LINES, FEW_LINES, AT_THE_TOP, ALL_LINES = 350, 60, 5, 20_900
 
 
 def lines(path: Path) -> int:
