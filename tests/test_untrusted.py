@@ -303,6 +303,10 @@ def test_a_run_of_an_earlier_version_has_no_checksums(world, run):
     save_file(tensors | {name: tensors[name].to(torch.float64)}, run / "best.safetensors", {"about": "{}"})
     with pytest.raises(BachError, match=r"belongs to another model: .* is 'float64"):
         Run.load(run, world)
+    about["identity"]["model"]["params"]["tau"] = "warm"
+    (run / "run.json").write_text(canonical_json({key: x for key, x in about.items() if key != "checksum"}))
+    with pytest.raises(BachError, match=r"run\.json: model p-bach: invalid parameters\n  tau: "):
+        Run.load(run, world)
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,10 @@ class Run:
                 if config["own"]:
                     raise BachError(f"{folder} was trained with your own {', '.join(config['own'])}: pass model=")
                 if dataset is not None:
-                    model = _built(config, dataset)
+                    try:
+                        model = _built(config, dataset)
+                    except BachError as error:
+                        raise BachError(f"{folder / 'run.json'}: {error}") from None
                 elif config["row"]["objective"] == "counts":
                     raise BachError(f"{folder} is {config['method']}, which counts its data set: pass that")
         if dataset is not None:
