@@ -18,7 +18,7 @@ from bachlib.experiment.notebooks import METRICS, PARAMS, STATUS, execute
 from bachlib.experiment.published import published_dir
 from bachlib.experiment.settings import notebook_folder, read_yaml
 from bachlib.experiment.sweep import FILE, Sweep, found_at, is_sweep, keep, read_sweep
-from bachlib.experiment.sync import without_traces
+from bachlib.experiment.sync import illustrate, without_traces
 from bachlib.experiment.workers import environment
 from bachlib.files import RUN_DIR, read_json, write_text
 from bachlib.reading import expect, plain_name, reading
@@ -78,6 +78,7 @@ def publish_report(sweep: Sweep) -> Path:
     with tempfile.TemporaryDirectory() as empty, environment(BACH_OUTPUT_DIR=empty):
         values = {"sweep": sweep.file.name, "complete": False}
         notebook = without_traces(_executed("09_sweep_report", Path(empty), values, record_in="", lessons=False))
+    illustrate(target.stem, notebook)
     write_text(target, nbformat.writes(notebook) + "\n")
     return target
 

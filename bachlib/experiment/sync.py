@@ -41,10 +41,7 @@ def sync(force: bool = False, only: list[str] | None = None) -> list[str]:
                 continue
             else:
                 made = old
-            try:
-                add_twins(made, old)
-            except BachError as error:
-                print(f"{name}: {len(without_twin(made))} figures have no static picture, since {error}")
+            illustrate(name, made, old)
             write_text(target, nbformat.writes(made) + "\n")
     return executed
 
@@ -69,3 +66,11 @@ def same_cells(one: nbformat.NotebookNode, other: nbformat.NotebookNode) -> bool
 def all_executed(notebook: nbformat.NotebookNode) -> bool:
     code = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]
     return [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+
+
+def illustrate(name: str, made: nbformat.NotebookNode, old: nbformat.NotebookNode | None = None) -> None:
+    """Give each figure its static twin; without a browser, say how many have none."""
+    try:
+        add_twins(made, old)
+    except BachError as error:
+        print(f"{name}: {len(without_twin(made))} figures have no static picture, since {error}")
